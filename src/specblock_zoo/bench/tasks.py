@@ -1,0 +1,71 @@
+"""Prompts of a measurement: task files, and prompts as token ids that are known to fit the target."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from specblock_zoo.bench.records import Record, parse_lines
+from specblock_zoo.errors import ConfigurationError, EmptyDataError, PromptTooLongError
+
+
+class Prompt(Record):
+    """One line of a task file; only the first turn is asked, since later turns depend on earlier answers."""
+
+    id: str
+    category: str
+    turns: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A named set of prompts."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+
+
+def read_task(path: Path, limit: int | None = None) -> Task:
+    """Reads a task file, JSON lines of `id`, `category`, `turns`; the task is named after the file.
+
+    Args:
+        path: the file.
+        limit: take that many prompts spread evenly over the file, so that every category has its part; default all.
+    Raises:
+        BadRecordError: a line is not a prompt.
+        ConfigurationError: there is no such file, or the limit is below 1.
+        EmptyDataError: the file holds no prompt.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"There is no task file {path}.", "Give JSON lines of id, category, turns.")
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"The limit is {limit}; expected at least 1.", "Leave it out to take all prompts.")
+    prompts = tuple(parse_lines(path, Prompt))
+    if not prompts:
+        raise EmptyDataError(f"{path} holds 0 prompts; expected at least 1.", "Give JSON lines of id, category, turns.")
+    taken = min(limit or len(prompts), len(prompts))
+    return Task(path.stem, tuple(prompts[index * len(prompts) // taken] for index in range(taken)))
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> Tensor:
+    """Token ids `[1, length]` of a user's message, through the chat template where the tokenizer has one."""
+    if tokenizer.chat_template:
+        message = [{"role": "user", "content": text}]
+        ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+    else:
+        ids = tokenizer(text)["input_ids"]
+    return torch.tensor([ids], dtype=torch.int64)
+
+
+def check_fits(prompt_tokens: int, max_new_tokens: int, positions: int) -> None:
+    """Raises `PromptTooLongError` unless prompt and answer fit the target's positions together."""
+    if prompt_tokens + max_new_tokens > positions:
+        raise PromptTooLongError(
+            f"The prompt has {prompt_tokens} tokens and {max_new_tokens} new ones are asked for; "
+            f"the target has {positions} positions.",
+            "Shorten the prompt or ask for fewer new tokens.",
+        )

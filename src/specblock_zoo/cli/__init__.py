@@ -1,0 +1,1 @@
+"""The command line. Nothing below imports it."""

@@ -1,0 +1,67 @@
+"""LightningCLI for the drafter: `fit` and `validate`, and the plain-function commands behind the same `--help`."""
+
+from typing import Any
+
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+from specblock_zoo.cli.commands import COMMANDS, add_options, call, summary
+from specblock_zoo.data.datamodule import FeatureDataModule
+from specblock_zoo.training.module import DrafterModule
+
+DESCRIPTION = "Train SpecBlock drafters and generate with them: the target's text, in fewer forwards."
+
+
+class ZooParser(LightningArgumentParser):
+    """Parser that lists the plain-function commands beside the trainer's."""
+
+    def add_subcommands(self, **kwargs: Any) -> Any:
+        action = super().add_subcommands(**kwargs)
+        for name, function in COMMANDS.items():
+            parser = ArgumentParser(description=summary(function))
+            parser.add_argument("-c", "--config", action=ActionConfigFile, help="Options from a YAML file.")
+            add_options(parser, function)
+            action.add_subcommand(name, parser, help=summary(function))
+        return action
+
+
+class SpecBlockCLI(LightningCLI):
+    """Parses one command line; trainer subcommands run the trainer, the others a plain function."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        kept = ("fit", "validate")
+        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in kept}
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        # Lightning warns about `args` in a program that has a sys.argv of its own; `main(argv)` is meant for that.
+        self.config: Namespace = parser.parse_args(args)
+
+    def _set_seed(self) -> None:
+        if self.subcommand not in COMMANDS:
+            super()._set_seed()
+
+    def before_instantiate_classes(self) -> None:
+        if self.subcommand in COMMANDS:
+            chosen = vars(self.parser.instantiate(self.config)[self.subcommand])
+            call(COMMANDS[self.subcommand], {name: value for name, value in chosen.items() if name != "config"})
+            raise SystemExit(0)
+
+
+def run(argv: list[str] | None = None) -> None:
+    """Parses `argv` (default: the process's) and runs the subcommand.
+
+    Raises:
+        SpecBlockError: a user mistake; `main` turns it into exit code 2.
+        SystemExit: usage errors (2), `--help` (0), and the end of a plain-function command.
+    """
+    SpecBlockCLI(
+        DrafterModule,
+        FeatureDataModule,
+        parser_class=ZooParser,
+        parser_kwargs={"description": DESCRIPTION, "prog": "specblock"},
+        save_config_kwargs={"overwrite": True},
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+        args=argv,
+    )

@@ -1,0 +1,1 @@
+"""From answer records to batches of target features."""

@@ -1,0 +1,148 @@
+"""The manifest of a feature cache: what it was made from, and which shards are committed."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from specblock_zoo.errors import CacheMismatchError, CorruptCacheError
+from specblock_zoo.targets.base import TAP_CONVENTION
+
+MANIFEST_FILE = "manifest.json"
+FORMAT = 1
+REBUILD = "Build another cache with `specblock cache`, in an empty folder."
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Everything that decides the bytes of a cache; two caches with equal fingerprints are equal.
+
+    `target` is informative only when a revision or weight hash is there: a folder may move.
+    """
+
+    target: str
+    target_revision: str | None
+    weights_sha256: str | None
+    config_sha256: str
+    tokenizer_sha256: str
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+    tap_layers: tuple[int, ...]
+    dtype: str
+    data_sha256: str
+    max_length: int
+    max_prompt_tokens: int | None
+    max_records: int | None
+    max_tokens: int | None
+    seed: int
+    shard_size: int
+    draft_vocab_size: int
+    tap_convention: str = TAP_CONVENTION
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One committed shard file."""
+
+    file: str
+    records: int
+    tokens: int
+    supervised_tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a cache folder holds.
+
+    Attributes:
+        counts: records and tokens read, dropped and kept (see `examples.Counts`).
+        vocab_coverage: share of the eligible supervised tokens inside the draft vocabulary, 0..1.
+        num_shards: shards of the finished cache; the committed ones are a prefix of them.
+        package_version: of specblock-zoo; informative.
+    """
+
+    fingerprint: Fingerprint
+    counts: Mapping[str, int]
+    vocab_coverage: float
+    num_shards: int
+    package_version: str
+    shards: tuple[Shard, ...] = field(default=())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard is committed."""
+        return len(self.shards) == self.num_shards
+
+    def with_shard(self, shard: Shard) -> "Manifest":
+        """This manifest with one more committed shard."""
+        return replace(self, shards=(*self.shards, shard))
+
+    def require(self, folder: Path, **expected: Any) -> None:
+        """Raises `CacheMismatchError` naming every fingerprint field that differs from what the run expects.
+
+        Args:
+            expected: fingerprint fields by name, e.g. `tap_layers=(1, 14, 26), hidden_size=576, vocab_size=49152`.
+        """
+        found = asdict(self.fingerprint)
+        wrong = {name: value for name, value in expected.items() if _plain(found[name]) != _plain(value)}
+        if wrong:
+            differences = "; ".join(f"{name} is {found[name]!r}, not {value!r}" for name, value in wrong.items())
+            raise CacheMismatchError(f"The feature cache {folder} does not fit this run: {differences}.", REBUILD)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file so that a reader sees the old text or the new one, never half of it."""
+    half_done = path.with_name(f".{path.name}.tmp")
+    with half_done.open("w", encoding="utf-8") as stream:
+        json.dump(value, stream, indent=2)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(half_done, path)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes `manifest.json` of a cache folder, atomically."""
+    write_json(folder / MANIFEST_FILE, asdict(manifest))
+
+
+def _build(cls: type, values: Mapping[str, Any]) -> Any:
+    names = {f.name for f in fields(cls)}
+    if set(values) != names:
+        raise ValueError(f"{cls.__name__} has fields {sorted(set(values) ^ names)} too many or too few")
+    return cls(**values)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a cache folder.
+
+    Raises:
+        CorruptCacheError: there is none, or it cannot be read.
+        CacheMismatchError: another version of the cache format.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        found = values["fingerprint"]["format"]
+        if found != FORMAT:
+            raise CacheMismatchError(f"{path} has cache format {found}; this version reads format {FORMAT}.", REBUILD)
+        fingerprint = {**values["fingerprint"], "tap_layers": tuple(values["fingerprint"]["tap_layers"])}
+        values["fingerprint"] = _build(Fingerprint, fingerprint)
+        values["shards"] = tuple(_build(Shard, shard) for shard in values["shards"])
+        return _build(Manifest, values)
+    except FileNotFoundError as cause:
+        raise CorruptCacheError(
+            f"{folder} is not a feature cache: it has no {MANIFEST_FILE}.", "Build one with `specblock cache`."
+        ) from cause
+    except (ValueError, KeyError, TypeError) as cause:
+        if isinstance(cause, CacheMismatchError):
+            raise
+        raise CorruptCacheError(f"{path} cannot be read ({cause}).", REBUILD) from cause

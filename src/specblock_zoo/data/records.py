@@ -1,0 +1,127 @@
+"""Read answer records: one JSON object a line, plain or gzipped.
+
+A record has a unique `id` and either `prompt_ids` and `answer_ids` (token ids of the target) or `messages`;
+`temperature`, `finish` and `target` (the name of the target that answered) are optional, other keys are ignored.
+"""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
+
+FORM = "Each line needs an id and either prompt_ids and answer_ids (lists of token ids) or messages (role, content)."
+
+
+@dataclass(frozen=True)
+class AnswerRecord:
+    """One answered prompt, as tokens or as messages (the other form is None).
+
+    Attributes:
+        where: file and line it came from, for error messages.
+    """
+
+    id: str
+    where: str
+    prompt_ids: tuple[int, ...] | None = None
+    answer_ids: tuple[int, ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    temperature: float | None = None
+    finish: str | None = None
+    target: str | None = None
+
+
+def _open(path: Path) -> IO[bytes]:
+    if not path.is_file():
+        raise ConfigurationError(f"There is no record file {path}.", "Give the path of a .jsonl or .jsonl.gz file.")
+    return cast(IO[bytes], gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    try:
+        with _open(path) as stream:
+            for number, line in enumerate(stream, start=1):
+                yield number, line
+    except (EOFError, gzip.BadGzipFile) as cause:
+        raise BadRecordError(
+            f"{path}:{number + 1}: the compressed file ends or breaks here ({cause}).", "Fetch the file again."
+        ) from cause
+
+
+def _token_ids(fields: Mapping[str, Any], key: str, where: str) -> tuple[int, ...]:
+    ids = fields[key]
+    if not (isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)):
+        raise BadRecordError(f"{where}: {key} is {str(ids)[:60]!r}; expected a list of token ids >= 0.", FORM)
+    return tuple(ids)
+
+
+def _messages(fields: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], ...]:
+    messages = fields["messages"]
+    if not (
+        isinstance(messages, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
+    ):
+        raise BadRecordError(
+            f"{where}: messages is {str(messages)[:60]!r}; expected a list of objects with role and content.", FORM
+        )
+    return tuple(messages)
+
+
+def parse_record(line: bytes | str, where: str) -> AnswerRecord:
+    """One record from one line; `where` is its file and line.
+
+    Raises:
+        BadRecordError: not a JSON object, no id, or neither form of the text.
+    """
+    try:
+        fields = json.loads(line)
+    except ValueError as cause:
+        raise BadRecordError(f"{where}: not JSON ({cause}).", FORM) from cause
+    if not isinstance(fields, dict) or not isinstance(fields.get("id"), str) or not fields["id"]:
+        raise BadRecordError(f"{where}: expected a JSON object with a string id, found {str(fields)[:60]!r}.", FORM)
+    facts = {key: fields.get(key) for key in ("temperature", "finish", "target")}
+    if "prompt_ids" in fields and "answer_ids" in fields:
+        prompt_ids, answer_ids = (_token_ids(fields, key, where) for key in ("prompt_ids", "answer_ids"))
+        return AnswerRecord(fields["id"], where, prompt_ids=prompt_ids, answer_ids=answer_ids, **facts)
+    if "messages" in fields:
+        return AnswerRecord(fields["id"], where, messages=_messages(fields, where), **facts)
+    raise BadRecordError(f"{where}: keys are {', '.join(sorted(fields))}; the text is missing.", FORM)
+
+
+def read_records(paths: Sequence[Path]) -> Iterator[AnswerRecord]:
+    """All records of all files, in order; blank lines are skipped.
+
+    Raises:
+        BadRecordError: a line cannot be read, or repeats an id; file and line are named.
+        EmptyDataError: a file holds no record.
+        ConfigurationError: a file does not exist.
+    """
+    seen: dict[str, str] = {}
+    for path in paths:
+        before = len(seen)
+        for number, line in _lines(path):
+            if not line.strip():
+                continue
+            record = parse_record(line, f"{path}:{number}")
+            if record.id in seen:
+                raise BadRecordError(
+                    f"{record.where}: the id {record.id!r} was used at {seen[record.id]}.",
+                    "Give every record its own id; the validation split hangs on it.",
+                )
+            seen[record.id] = record.where
+            yield record
+        if len(seen) == before:
+            raise EmptyDataError(f"{path} holds no record; at least one is needed.", "Give a file with answer records.")
+
+
+def content_sha256(paths: Iterable[Path]) -> str:
+    """Hash of the records' text whatever the files are called and whether they are compressed."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for _, line in _lines(path):
+            digest.update(line)
+    return digest.hexdigest()

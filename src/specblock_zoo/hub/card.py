@@ -1,0 +1,208 @@
+"""Cards generated from `entry.yaml` and `results.json`: a drafter's README, the zoo's table, the framework's card."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from specblock_zoo.bench.records import Ratio, Results, TaskResult, read_results
+from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.hub.entry import ZooEntry
+from specblock_zoo.hub.zoo import list_entries, zoo_folder
+
+TEMPLATE = Path(__file__).with_name("card.md.jinja")
+FRAMEWORK_TEMPLATE = Path(__file__).with_name("framework.md.jinja")
+TAGS = ("speculative-decoding", "specblock", "draft-model")
+LIBRARY = "specblock-zoo"
+BLOCK_START, BLOCK_END = "<!-- results:start -->", "<!-- results:end -->"
+
+
+@dataclass(frozen=True)
+class MeasuredEntry:
+    """A zoo entry and its results, none before it was measured."""
+
+    entry: ZooEntry
+    results: Results | None
+
+
+def measured_entries(zoo: Path | None = None) -> tuple[MeasuredEntry, ...]:
+    """Every entry of the zoo with its results, by name; arguments and errors as `zoo.list_entries`."""
+    folder = zoo or zoo_folder()
+    return tuple(MeasuredEntry(entry, read_results(folder / entry.name)) for entry in list_entries(zoo))
+
+
+def eval_results(results: Results) -> list[EvalResult]:
+    """Accepted length and speedup of each task, in the Hub's evaluation format."""
+
+    def metric(task: TaskResult, kind: str, name: str, value: float) -> EvalResult:
+        return EvalResult(
+            task_type="text-generation",
+            dataset_type=task.task,
+            dataset_name=task.task,
+            metric_type=kind,
+            metric_name=name,
+            metric_value=round(value, 3),
+        )
+
+    return [
+        measured
+        for task in results.tasks
+        for measured in (
+            metric(task, "accepted_length", "tau (committed tokens per round)", task.tau or 1.0),
+            metric(task, "speedup", f"speedup over plain decoding ({results.provenance.dtype})", task.speedup.median),
+        )
+    ]
+
+
+def card_data(measured: MeasuredEntry) -> ModelCardData:
+    """The card's metadata block."""
+    entry, results = measured.entry, measured.results
+    return ModelCardData(
+        library_name=LIBRARY,
+        pipeline_tag="text-generation",
+        base_model=entry.target.repository,
+        license=entry.licence.lower(),
+        language="en",
+        tags=list(TAGS),
+        model_name=entry.name,
+        eval_results=eval_results(results) if results else None,
+    )
+
+
+def drafter_card(measured: MeasuredEntry) -> ModelCard:
+    """The README of one drafter, from the packaged template."""
+    card: ModelCard = ModelCard.from_template(
+        card_data(measured),
+        template_path=str(TEMPLATE),
+        entry=measured.entry,
+        results=measured.results,
+        training=measured.entry.training,
+        rows=task_rows(measured.results),
+    )
+    return card
+
+
+def framework_card(entries: tuple[MeasuredEntry, ...]) -> ModelCard:
+    """The framework's own card (`MODEL_CARD.md`): every drafter of the zoo, its data and its numbers."""
+    data = ModelCardData(
+        library_name=LIBRARY,
+        pipeline_tag="text-generation",
+        license="apache-2.0",
+        tags=list(TAGS),
+        base_model=sorted({measured.entry.target.repository for measured in entries}) or None,
+        model_name=LIBRARY,
+    )
+    card: ModelCard = ModelCard.from_template(
+        data,
+        template_path=str(FRAMEWORK_TEMPLATE),
+        entries=entries,
+        table=zoo_table(entries),
+        sources=source_rows(entries),
+    )
+    return card
+
+
+def task_rows(results: Results | None) -> list[str]:
+    """Markdown table rows of the tasks and the overall line; empty before a measurement."""
+    if results is None:
+        return []
+    return [_task_row(task) for task in (*results.tasks, results.overall)]
+
+
+def _task_row(task: TaskResult) -> str:
+    cells = (
+        task.task,
+        str(task.prompts),
+        f"{task.equal}/{task.prompts}",
+        number(task.tau),
+        f"{number(task.tau_without_loops)} ({task.loop_share:.0%})",
+        interval(task.speedup),
+        interval(task.prompt_lookup_speedup),
+        f"{task.draft_share:.0%}",
+        f"{task.draft_ms:.1f} / {task.verify_ms:.1f} / {task.other_ms:.1f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def number(value: float | None) -> str:
+    """Two decimals, or a dash."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def interval(ratio: Ratio | None) -> str:
+    """Median and interval, e.g. `1.31 [1.25, 1.40]`, or a dash."""
+    return "-" if ratio is None else f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+
+
+def zoo_table(entries: tuple[MeasuredEntry, ...]) -> str:
+    """Markdown table of the zoo, one line per entry."""
+    head = (
+        "| drafter | target | status | tau | speedup [95 %] | equal to plain | measured in |\n"
+        "|---|---|---|---|---|---|---|\n"
+    )
+    return head + "".join(_zoo_row(measured) for measured in entries)
+
+
+def _zoo_row(measured: MeasuredEntry) -> str:
+    entry, results = measured.entry, measured.results
+    cells = [f"`{entry.name}`", entry.target.repository, entry.status]
+    if results is None:
+        cells += ["not measured", "-", "-", "-"]
+    else:
+        task, made = results.overall, results.provenance
+        cells += [
+            number(task.tau),
+            interval(task.speedup),
+            f"{task.equal}/{task.prompts}",
+            f"{made.dtype}, {made.threads} threads, {made.device}",
+        ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def source_rows(entries: tuple[MeasuredEntry, ...]) -> list[str]:
+    """Markdown rows of all training sources: drafter, source, licence, answer tokens."""
+    return [
+        f"| `{measured.entry.name}` | {source.name} | {source.licence} | {source.tokens:,} |"
+        for measured in entries
+        if measured.entry.training
+        for source in measured.entry.training.data
+    ]
+
+
+def replace_block(document: str, block: str) -> str:
+    """`document` with the text between the results markers replaced by `block`.
+
+    Raises:
+        ConfigurationError: the markers are not both there, once, in order.
+    """
+    before, start, rest = document.partition(BLOCK_START)
+    _, end, after = rest.partition(BLOCK_END)
+    if not (start and end) or BLOCK_START in after:
+        raise ConfigurationError(
+            f"The document has {document.count(BLOCK_START)} start and {document.count(BLOCK_END)} end markers; "
+            "expected one pair.",
+            f"Put {BLOCK_START} and {BLOCK_END} around the generated part.",
+        )
+    return f"{before}{BLOCK_START}\n{block.strip()}\n{BLOCK_END}{after}"
+
+
+def generated_documents(root: Path) -> dict[Path, str]:
+    """Every document below `root` (a checkout) that is generated from the zoo -> what it must say.
+
+    These are each entry's `README.md`, `MODEL_CARD.md`, and the results block of `README.md`.
+    """
+    entries = measured_entries(root / "zoo")
+    documents = {root / "zoo" / m.entry.name / "README.md": str(drafter_card(m)) for m in entries}
+    documents[root / "MODEL_CARD.md"] = str(framework_card(entries))
+    readme = root / "README.md"
+    documents[readme] = replace_block(readme.read_text(encoding="utf-8"), zoo_table(entries))
+    return documents
+
+
+def stale_documents(root: Path) -> list[Path]:
+    """Generated documents that are absent or no longer say what the zoo says."""
+    return [
+        path
+        for path, expected in generated_documents(root).items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != expected
+    ]

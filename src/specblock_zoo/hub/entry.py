@@ -1,0 +1,196 @@
+"""The typed zoo entry `entry.yaml`: what a drafter is, what it was trained on, and what its files must hash to."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self
+
+import yaml
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError, model_validator
+
+from specblock_zoo.bench.records import Count, PositiveCount, Record, Share, describe, write_atomically
+from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
+
+ENTRY_FILE = "entry.yaml"
+NAME_PATTERN = re.compile(r"specblock-([a-z0-9]+(?:[.-][a-z0-9]+)*)\.k(\d+)m(\d+)-([a-z0-9]+)")
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+class NameParts(NamedTuple):
+    """A zoo name taken apart: `specblock-<target>.k<block_width>m<num_blocks>-<variant>`."""
+
+    target: str
+    block_width: int
+    num_blocks: int
+    variant: str
+
+
+def parse_name(name: str) -> NameParts:
+    """Takes a zoo name apart.
+
+    Raises:
+        ConfigurationError: the name does not follow the grammar.
+    """
+    match = NAME_PATTERN.fullmatch(name)
+    if match is None:
+        raise ConfigurationError(
+            f"{name!r} is not a zoo name; expected e.g. 'specblock-smollm2-135m.k4m1-v1'.",
+            "Use specblock-<target>.k<block width>m<blocks>-<variant>, lower case.",
+        )
+    target, block_width, num_blocks, variant = match.groups()
+    return NameParts(target, int(block_width), int(num_blocks), variant)
+
+
+class TargetReference(Record):
+    """The target the drafter was trained for.
+
+    Attributes:
+        name: what `--target` takes, e.g. `smollm2-135m`.
+        repository: Hub repository of the target.
+        revision: commit, tag or package version of the weights used.
+        family: transformers model type, e.g. `llama`.
+        licence: the target's own licence.
+    """
+
+    name: Text
+    repository: Text
+    revision: Text
+    family: Text
+    licence: Text
+
+
+class DraftVocabulary(Record):
+    """Reduced vocabulary of the drafter; `coverage` is the share of supervised training tokens inside it, 0..1."""
+
+    size: PositiveCount
+    coverage: Share
+
+
+class DataSource(Record):
+    """One source of training text, with the licence its origin states and the answer tokens taken from it."""
+
+    name: Text
+    licence: Text
+    tokens: Count
+
+
+class Training(Record):
+    """How the weights came to be.
+
+    Attributes:
+        tokens_seen: supervised tokens visited, repeats included.
+        hours: wall time of training.
+        device: processor or accelerator, with the number of threads.
+        command: the command line that trained it.
+        commit: source commit.
+        versions: package -> version.
+        seed: of the run.
+        data: sources of the training text.
+    """
+
+    tokens_seen: PositiveCount
+    hours: Annotated[float, Field(gt=0)]
+    device: Text
+    command: Text
+    commit: Text
+    versions: dict[str, str]
+    seed: int
+    data: Annotated[tuple[DataSource, ...], Field(min_length=1)]
+
+
+class ZooEntry(Record):
+    """One drafter of the zoo.
+
+    Attributes:
+        name: `specblock-<target>.<tag>`, e.g. `specblock-smollm2-135m.k4m1-v1`; k and m repeat block width and count.
+        status: `trained` (weights beside the entry), `published` (weights in `repository`) or `recipe`
+            (configuration only).
+        summary: one sentence.
+        target, draft_vocabulary: see there; a recipe may lack the vocabulary.
+        block_width, num_blocks: slots per block and default blocks per round.
+        tap_layers: 0-based target layers read.
+        licence: of the weights.
+        training: provenance; required for `trained`.
+        repository: Hub repository with the weights; required for `published`.
+        files: file name -> SHA-256 of its content; required for `trained`.
+    """
+
+    name: str
+    status: Literal["trained", "published", "recipe"]
+    summary: Text
+    target: TargetReference
+    block_width: PositiveCount
+    num_blocks: PositiveCount
+    tap_layers: Annotated[tuple[Count, ...], Field(min_length=1)]
+    draft_vocabulary: DraftVocabulary | None = None
+    licence: Text
+    training: Training | None = None
+    repository: str | None = None
+    files: dict[str, Sha256] = {}
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        stated = parse_name(self.name)[:3]
+        actual = (self.target.name, self.block_width, self.num_blocks)
+        if stated != actual:
+            raise ValueError(f"name {self.name!r} states (target, block width, blocks) {stated}, the fields {actual}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_status(self) -> Self:
+        needed = {"trained": ("training", "files", "draft_vocabulary"), "published": ("repository",), "recipe": ()}
+        missing = [field for field in needed[self.status] if not getattr(self, field)]
+        if missing:
+            raise ValueError(f"status {self.status!r} needs {', '.join(missing)}")
+        return self
+
+
+def read_entry(folder: Path) -> ZooEntry:
+    """Reads `folder/entry.yaml`.
+
+    Raises:
+        ConfigurationError: no such file, not YAML, an unknown or missing field, or a value of the wrong type.
+    """
+    path = folder / ENTRY_FILE
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # JSON mode keeps types strict (no "4" for 4) while a list may fill a tuple.
+        return ZooEntry.model_validate_json(TypeAdapter(object).dump_json(fields))
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{folder} has no {ENTRY_FILE}.", "Name a folder of the zoo.") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path} is not YAML: {error}", "Correct the file.") from error
+    except ValidationError as error:
+        raise ConfigurationError(f"{path}: {describe(error)}.", "Correct the named fields.") from error
+
+
+def write_entry(entry: ZooEntry, folder: Path) -> Path:
+    """Writes `folder/entry.yaml` whole or not at all, fields in declaration order, and returns its path."""
+    path = folder / ENTRY_FILE
+    fields = entry.model_dump(mode="json", exclude_defaults=True)
+    write_atomically(path, yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=100))
+    return path
+
+
+def hash_files(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
+    """SHA-256 of each named file of `folder`, as `ZooEntry.files` stores it."""
+    digests = {}
+    for name in names:
+        with (folder / name).open("rb") as stream:
+            digests[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return digests
+
+
+def verify_files(entry: ZooEntry, folder: Path) -> None:
+    """Raises `WeightsMismatchError` when a file listed in the entry is absent or has another content."""
+    for name, expected in entry.files.items():
+        if not (folder / name).is_file():
+            raise WeightsMismatchError(f"{folder} lacks {name}, which {entry.name} lists.", "Fetch the entry again.")
+        found = hash_files(folder, (name,))[name]
+        if found != expected:
+            raise WeightsMismatchError(
+                f"{folder / name} has SHA-256 {found[:12]}..., the entry says {expected[:12]}...",
+                "The file was cut or changed: fetch it again, or correct the entry if the change is meant.",
+            )

@@ -1,0 +1,1 @@
+"""Drafting, verifying and the decode loop; sibling of training, so serving needs no Lightning."""

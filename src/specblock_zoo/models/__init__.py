@@ -1,0 +1,1 @@
+"""Drafters, as transformers models."""

@@ -1,0 +1,155 @@
+"""The decoder layer shared by drafters: pre-norm Llama (RMSNorm, grouped-query attention, SwiGLU), attention passed in.
+
+Which keys a query may see is the only thing that differs between prefill, drafting and training, so each caller hands the
+layer a `mix(query, keys, values)` function and the layer stays the same.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.structures import KeyValues
+
+Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(query `[rows, heads, length, head_dim]`, keys and values `[rows, kv_heads, length, head_dim]`) -> like query."""
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a learned scale, `[..., hidden]` -> same."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+@lru_cache(maxsize=32)
+def inverse_frequencies(head_dim: int, theta: float, scaling: tuple[tuple[str, Any], ...], device: torch.device) -> Tensor:
+    """Rotary inverse frequencies `[head_dim / 2]`, float32. `scaling` as sorted items; types `default` and `llama3`.
+
+    Raises:
+        ConfigurationError: another scaling type.
+    """
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
+    options = dict(scaling)
+    kind = options.get("rope_type", options.get("type", "default"))
+    if kind == "default":
+        return frequencies
+    if kind != "llama3":
+        raise ConfigurationError(f"rope_scaling type {kind!r} is not known; known: default, llama3.", "Change rope_scaling.")
+    original = options["original_max_position_embeddings"]
+    turns = original * frequencies / (2 * math.pi)
+    low, high = options["low_freq_factor"], options["high_freq_factor"]
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (keep + (1 - keep) / options["factor"])
+
+
+def rotary(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine `[rows, 1, length, head_dim]` at integer `positions` `[rows, length]`."""
+    angles = positions[:, None, :, None].float() * frequencies
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Applies rotary positions (rotate-half) to `[rows, heads, length, head_dim]`."""
+    first, second = x.chunk(2, dim=-1)
+    return x * rope[0] + torch.cat((-second, first), dim=-1) * rope[1]
+
+
+class Attention(nn.Module):
+    """Query, key, value and output projections, no biases; head_dim is a parameter of its own."""
+
+    def __init__(self, hidden_size: int, heads: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * head_dim, hidden_size, bias=False)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mix: Mix) -> Tensor:
+        query, keys, values = (
+            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = mix(rotate(query, rope), rotate(keys, rope), values)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU, no biases."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and feed-forward with residuals, `[rows, length, hidden]` -> same. `config`: any drafter config."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.self_attn = Attention(
+            config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        )
+        self.mlp = FeedForward(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mix: Mix) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, mix)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def masked_attention(query: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
+    """Attention of `[rows, heads, length, head_dim]` over `memory`; bool `mask` `[rows or 1, 1, length, keys]`, None = causal."""
+    return F.scaled_dot_product_attention(
+        query, memory.keys, memory.values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    )
+
+
+def split_attention(
+    query: Tensor, shared: KeyValues, own: KeyValues, shared_mask: Tensor | None, own_mask: Tensor
+) -> Tensor:
+    """Attention of many short rows over one shared memory plus a small memory of each row's own, without copying either.
+
+    Args:
+        query: `[batch, rows, heads, length, head_dim]`.
+        shared: keys/values `[batch, kv_heads, context, head_dim]`, the same for all rows of a batch entry.
+        own: keys/values `[batch, rows, kv_heads, path, head_dim]`.
+        shared_mask: bool, broadcastable to `[batch, rows, context]`; None = all visible.
+        own_mask: bool, broadcastable to `[batch, rows, length, path]`.
+
+    Returns:
+        `[batch, rows, heads, length, head_dim]`. Plain matmuls: on CPUs they beat fused attention at a few query rows.
+    """
+    batch, rows, heads, length, head_dim = query.shape
+    kv_heads = shared.keys.shape[1]
+    groups = heads // kv_heads
+    grouped = query.reshape(batch, rows, kv_heads, groups * length, head_dim) * head_dim**-0.5
+    by_head = grouped.transpose(1, 2).reshape(batch, kv_heads, rows * groups * length, head_dim)
+    shared_scores = (by_head @ shared.keys.transpose(-1, -2)).view(batch, kv_heads, rows, groups, length, -1)
+    if shared_mask is not None:
+        shared_scores = shared_scores.masked_fill(~shared_mask[:, None, :, None, None, :], -torch.inf)
+    own_scores = (grouped @ own.keys.transpose(-1, -2)).view(batch, rows, kv_heads, groups, length, -1).transpose(1, 2)
+    own_scores = own_scores.masked_fill(~own_mask[:, None, :, None, :, :], -torch.inf)
+    weights = torch.cat((shared_scores, own_scores), dim=-1).softmax(dim=-1)
+    over_shared, over_own = weights.split((shared_scores.shape[-1], own_scores.shape[-1]), dim=-1)
+    from_shared = over_shared.reshape(batch, kv_heads, rows * groups * length, -1) @ shared.values
+    from_own = over_own.transpose(1, 2).reshape(batch, rows, kv_heads, groups * length, -1) @ own.values
+    from_shared = from_shared.view(batch, kv_heads, rows, groups * length, head_dim).transpose(1, 2)
+    return (from_shared + from_own).reshape(batch, rows, heads, length, head_dim)

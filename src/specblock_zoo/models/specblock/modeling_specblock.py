@@ -1,0 +1,288 @@
+"""The SpecBlock drafter (arXiv 2605.07243): K dependent tokens per forward, blocks that continue from any slot."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specblock_zoo.errors import WeightsMismatchError
+from specblock_zoo.functional.vocab import check_vocab_map, draft_to_target
+from specblock_zoo.models.base import Drafter
+from specblock_zoo.models.decoder import (
+    DecoderLayer,
+    Mix,
+    RMSNorm,
+    inverse_frequencies,
+    masked_attention,
+    rotary,
+    split_attention,
+)
+from specblock_zoo.models.specblock.configuration_specblock import NUM_BUCKETS, SpecBlockConfig
+from specblock_zoo.models.specblock.rank_head import RankHead
+from specblock_zoo.structures import BranchMemory, BranchOutput, ContextOutput, DraftBlock, KeyValues
+
+Predecessor = Callable[[int, Tensor], Tensor]
+"""(layer, its input states) -> state of the slot before, same shape; slot 0 is its own predecessor."""
+
+LONG_EXTENSION = 64
+"""Queries from which fused attention beats plain matmuls on a CPU."""
+
+
+class InputLayer(nn.Module):
+    """Fuses condition, token and slot into the first state; condition and token are shared by the K slots of a position."""
+
+    def __init__(self, config: SpecBlockConfig) -> None:
+        super().__init__()
+        hidden, taps = config.hidden_size, len(config.tap_layers or (0, 0, 0))
+        self.condition_proj = nn.Linear(taps * config.target_hidden_size, hidden, bias=False)
+        self.condition_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.token_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.position_queries = nn.Embedding(config.block_width, hidden)
+        self.query_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.fuse = nn.Linear(3 * hidden, hidden, bias=False)
+
+    def forward(self, condition: Tensor, embedding: Tensor) -> Tensor:
+        """`condition` and `embedding` `[..., hidden]` -> first states `[..., slots, hidden]`."""
+        return self.pair(condition, embedding)[..., None, :] + self.slots()
+
+    def pair(self, condition: Tensor, embedding: Tensor) -> Tensor:
+        """The share of the first state that all slots of a position have in common, `[..., hidden]`."""
+        shared = torch.cat((self.condition_norm(condition), self.token_norm(embedding)), dim=-1)
+        return F.linear(shared, self.fuse.weight[:, : shared.shape[-1]])
+
+    def slots(self) -> Tensor:
+        """The share of the first state that tells slots apart, `[slots, hidden]`."""
+        hidden = self.fuse.weight.shape[0]
+        return F.linear(self.query_norm(self.position_queries.weight), self.fuse.weight[:, -hidden:])
+
+
+class SpecBlockDrafter(PreTrainedModel, Drafter):
+    """Drafter of K slots per block over a reduced vocabulary.
+
+    Shapes: B sequences, n new positions, K = `block_width` slots, c = `context_slots`, R start nodes, D draft tokens.
+    """
+
+    config_class = SpecBlockConfig
+    base_model_prefix = ""
+    main_input_name = "tokens"
+    _supports_sdpa = True
+
+    def __init__(self, config: SpecBlockConfig) -> None:
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.input_layer = InputLayer(config)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        shifts = {"every_layer": 0, "between_layers": 1, "none": config.num_hidden_layers}[config.shift]
+        self.first_shifted_layer = shifts
+        self.shift_proj = nn.ModuleList(
+            nn.Linear(2 * hidden, hidden, bias=False) for _ in range(config.num_hidden_layers - shifts)
+        )
+        self.norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.rank_head = RankHead(hidden, config.rank_hidden_size, NUM_BUCKETS)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.kaiming_uniform_(module.weight, a=5**0.5)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, RMSNorm):
+            nn.init.ones_(module.weight)
+        if module is self and self.config.shift != "none":
+            for shift in self.shift_proj:
+                shift.weight.copy_(torch.eye(*shift.weight.shape, device=shift.weight.device))
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *args: Any, **kwargs: Any) -> Any:
+        """Loads a drafter folder (ours, or one published by the method's authors) or a Hub repository, strictly.
+
+        Raises:
+            WeightsMismatchError: tensors are missing, extra or of another shape.
+            VocabularyMismatchError: the vocabulary map contradicts itself.
+        """
+        from specblock_zoo.models.specblock import published
+
+        if published.is_published(folder):
+            return published.load(cls, folder, dtype=kwargs.get("dtype"))
+        wants_info = kwargs.pop("output_loading_info", False)
+        drafter, info = super().from_pretrained(folder, *args, output_loading_info=True, **kwargs)
+        check_loading(str(folder), info)
+        check_vocab_map(drafter.d2t, drafter.t2d, drafter.config.vocab_size)
+        return (drafter, info) if wants_info else drafter
+
+    def target_tokens(self, draft_ids: Tensor) -> Tensor:
+        """Draft-vocabulary ids -> target ids, any shape, int64."""
+        return draft_ids + self.d2t[draft_ids]
+
+    @property
+    def draft_tokens(self) -> Tensor:
+        """Target id of every draft id, int64 `[draft_vocab]`."""
+        return draft_to_target(self.d2t)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Target-vocabulary ids -> the target's (borrowed) embeddings in the drafter's dtype, `[..., hidden]`."""
+        return F.embedding(tokens, self.embedding).to(self.dtype)
+
+    def condition(self, features: Tensor) -> Tensor:
+        """Target features `[..., taps*target_hidden]` -> conditions of first blocks `[..., hidden]`.
+
+        Later blocks are conditioned on the drafter's own states and skip this projection.
+        """
+        return self.input_layer.condition_proj(features.to(self.dtype))
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary tables at integer positions `[rows, length]`."""
+        scaling = tuple(sorted((self.config.rope_scaling or {}).items()))
+        frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta, scaling, positions.device)
+        return rotary(positions, frequencies, self.dtype)
+
+    def slot_positions(self, positions: Tensor, depths: Tensor) -> Tensor:
+        """Rotary position of each slot, `[..., K]`: pair index + 1 + slot, plus the start depth where the config says so."""
+        first = positions + 1 + (depths if self.config.advance_positions else torch.zeros_like(depths))
+        return first[..., None] + torch.arange(self.config.block_width, device=positions.device)
+
+    def run_layers(self, x: Tensor, rope: tuple[Tensor, Tensor], previous: Predecessor, mix: Callable[[int], Mix]) -> Tensor:
+        """All decoder layers with the layer-wise shift: the state of slot k-1 enters slot k before each shifted layer."""
+        for index, layer in enumerate(self.layers):
+            if index >= self.first_shifted_layer:
+                shift = self.shift_proj[index - self.first_shifted_layer]
+                x = shift(torch.cat((x, previous(index, x)), dim=-1))
+            x = layer(x, rope, mix(index))
+        return x
+
+    def heads(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Last-layer states `[..., hidden]` -> draft logits `[..., D]` and rank logits `[..., 4]`."""
+        normed = self.norm(hidden)
+        logits = self.lm_head(normed)
+        return logits, self.rank_head.score(normed, logits, self.config.rank_top)
+
+    def forward(self, *args: Any, **kwargs: Any) -> ContextOutput:
+        """Same as `extend`."""
+        return self.extend(*args, **kwargs)
+
+    def extend(
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        context: Sequence[KeyValues] | None = None,
+        context_mask: Tensor | None = None,
+    ) -> ContextOutput:
+        """Appends committed pairs (h_i, t_{i+1}) to the context and drafts the first block at the last one.
+
+        Context slots of all new positions come first, position by position; the last position's other slots follow. In that
+        order every token sees exactly the ones before it, so the whole forward is one causal pass.
+
+        Args:
+            features: target features `[B, n, taps*target_hidden]`.
+            tokens: int64 `[B, n]`, target ids t_{i+1}.
+            positions: int64 `[B, n]`, index i of each pair.
+            context: per layer, earlier rows `[B, kv_heads, C, head_dim]`.
+            context_mask: bool `[B, C]`, False hides a row; None = all visible.
+        """
+        width, kept, count = self.config.block_width, self.config.context_slots, tokens.shape[1]
+        slots = slot_order(count, width, kept).to(tokens.device)
+        x = self.input_layer(self.condition(features), self.embed(tokens)).flatten(1, 2)[:, slots]
+        rope = self.rope(self.slot_positions(positions, torch.zeros_like(positions)).flatten(1)[:, slots])
+        before = predecessors(count, width, kept).to(tokens.device)
+        recorded: list[KeyValues] = []
+
+        def mix(layer: int) -> Mix:
+            past = context[layer] if context is not None else None
+            return lambda q, k, v: extend_attention(q, remember(recorded, k, v), past, context_mask)
+
+        hidden = self.run_layers(x, rope, lambda _, states: states[:, before], mix)
+        drafting = torch.cat((torch.arange((count - 1) * kept, count * kept), torch.arange(count * kept, len(slots))))
+        drafting = drafting.to(tokens.device)
+        block_hidden = hidden[:, drafting]
+        return ContextOutput(
+            DraftBlock(block_hidden, *self.heads(block_hidden)),
+            tuple(KeyValues(kv.keys[:, :, : count * kept], kv.values[:, :, : count * kept]) for kv in recorded),
+            tuple(KeyValues(kv.keys[:, :, drafting], kv.values[:, :, drafting]) for kv in recorded),
+        )
+
+    def branch(
+        self, tokens: Tensor, conditions: Tensor, depths: Tensor, drafting_position: Tensor, memory: BranchMemory
+    ) -> BranchOutput:
+        """Drafts one more block from each of R start nodes.
+
+        Args:
+            tokens: int64 `[R]`, target id of each start node.
+            conditions: `[R, hidden]`, state of the slot that proposed it (`DraftBlock.hidden`).
+            depths: int64 `[R]`, depth of the start node (slot k of the first block: k + 1).
+            drafting_position: int64 scalar, index i of the drafting pair.
+            memory: what the starts may look at.
+        """
+        rows, width = tokens.shape[0], self.config.block_width
+        x = self.input_layer(conditions, self.embed(tokens))
+        rope = self.rope(self.slot_positions(drafting_position.expand(rows), depths))
+        before = torch.arange(width, device=tokens.device).sub(1).clamp(min=0)
+        causal = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril().expand(rows, width, width)
+        own_mask = torch.cat((memory.path_mask[:, None, :].expand(rows, width, -1), causal), dim=-1)[None]
+        recorded: list[KeyValues] = []
+
+        def mix(layer: int) -> Mix:
+            path = memory.path[layer]
+
+            def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+                recorded.append(KeyValues(keys, values))
+                own = KeyValues(torch.cat((path.keys, keys), 2)[None], torch.cat((path.values, values), 2)[None])
+                return split_attention(query[None], memory.context[layer], own, None, own_mask)[0]
+
+            return attend
+
+        hidden = self.run_layers(x, rope, lambda _, states: states[:, before], mix)
+        return BranchOutput(DraftBlock(hidden, *self.heads(hidden)), tuple(recorded))
+
+
+def remember(store: list[KeyValues], keys: Tensor, values: Tensor) -> KeyValues:
+    """Appends a layer's keys and values to `store` and returns them."""
+    store.append(KeyValues(keys, values))
+    return store[-1]
+
+
+def extend_attention(query: Tensor, new: KeyValues, past: KeyValues | None, past_mask: Tensor | None) -> Tensor:
+    """Causal attention of n new tokens `[B, heads, n, head_dim]` over the past rows and themselves."""
+    batch, length = query.shape[0], query.shape[2]
+    if past is None or past.keys.shape[2] == 0:
+        return masked_attention(query, new, None)
+    causal = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+    if length < LONG_EXTENSION:
+        visible = None if past_mask is None else past_mask[:, None, :]
+        own = KeyValues(new.keys[:, None], new.values[:, None])
+        return split_attention(query[:, None], past, own, visible, causal[None, None])[:, 0]
+    seen = torch.ones(batch, past.keys.shape[2], dtype=torch.bool, device=query.device) if past_mask is None else past_mask
+    mask = torch.cat((seen[:, None, :].expand(batch, length, -1), causal.expand(batch, length, length)), dim=-1)
+    everything = KeyValues(torch.cat((past.keys, new.keys), 2), torch.cat((past.values, new.values), 2))
+    return masked_attention(query, everything, mask[:, None])
+
+
+def slot_order(count: int, width: int, kept: int) -> Tensor:
+    """Which of the `count * width` slots `extend` runs, in causal order: the kept ones of all positions, then the last's rest."""
+    every = torch.arange(count * width).view(count, width)
+    return torch.cat((every[:, :kept].flatten(), every[-1, kept:]))
+
+
+def predecessors(count: int, width: int, kept: int) -> Tensor:
+    """Index, in `slot_order`, of the slot before each one (slot 0 points at itself)."""
+    index = torch.arange(count * kept + width - kept)
+    first_slots = (index < count * kept) & (index % kept == 0)
+    return torch.where(first_slots, index, index - 1)
+
+
+def check_loading(folder: str, info: dict[str, Any]) -> None:
+    """Raises `WeightsMismatchError` naming every tensor that is missing, extra or of another shape."""
+    faults = {name: sorted(map(str, info.get(name) or ())) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    found = [f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys]
+    if found:
+        raise WeightsMismatchError(
+            f"The weights in {folder} are not this drafter's: {'; '.join(found)}.",
+            "Check that config.json and model.safetensors come from the same training run.",
+        )

@@ -1,0 +1,171 @@
+"""Frozen records that cross layers. Tensors are 1-D or carry the axis names given beside them."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TargetFeatures:
+    """What a frozen target tells the drafter about a batch of sequences.
+
+    Attributes:
+        features: outputs of the tap layers side by side, `[batch, seq, taps * target_hidden]`.
+        last_hidden: state after the target's final norm (its head maps it to logits), `[batch, seq, target_hidden]`.
+    """
+
+    features: Tensor
+    last_hidden: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class DraftBlock:
+    """Output of one drafter forward: K dependent slots for each row (a row is one drafting position or start node).
+
+    Attributes:
+        hidden: last-layer states before the final norm, `[rows, slots, hidden]`; the condition of a following block.
+        logits: scores over the draft vocabulary, `[rows, slots, draft_vocab]`.
+        rank_logits: scores of the four rank buckets, `[rows, slots, 4]`.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+    rank_logits: Tensor
+
+
+def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
+    """Target layers the method reads, 0-based, for a target of `num_layers` layers (release: 1, L/2 - 1, L - 4)."""
+    return (1, num_layers // 2 - 1, num_layers - 4)
+
+
+class KeyValues(NamedTuple):
+    """Rotated keys and values of one drafter layer, each `[rows, kv_heads, length, head_dim]`."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class BranchMemory:
+    """What start nodes may look at, beside their own block.
+
+    Attributes:
+        context: per layer, rows of the committed positions before the drafting position, `[1, kv_heads, length, head_dim]`.
+        path: per layer, slots of the earlier blocks on each start's path, `[rows, kv_heads, path, head_dim]`.
+        path_mask: which of them the start may see, bool `[rows, path]`.
+    """
+
+    context: tuple[KeyValues, ...]
+    path: tuple[KeyValues, ...]
+    path_mask: Tensor
+
+
+@dataclass(frozen=True)
+class ContextOutput:
+    """What `extend` returns: the first block at the drafting position and the keys/values it leaves behind.
+
+    Attributes:
+        block: first block at the last position, rows = batch.
+        context: one `KeyValues` per layer for all new positions, length = new positions x context_slots.
+        path: one `KeyValues` per layer for the K slots of the drafting position, length = K.
+    """
+
+    block: DraftBlock
+    context: tuple[KeyValues, ...]
+    path: tuple[KeyValues, ...]
+
+
+@dataclass(frozen=True)
+class BranchOutput:
+    """What `branch` returns: one block per start node and the keys/values of its own K slots per layer."""
+
+    block: DraftBlock
+    path: tuple[KeyValues, ...]
+
+
+@dataclass(frozen=True)
+class TreeSettings:
+    """How a draft tree is grown. `functional.tree` reads it; `SpecBlockConfig` stores the defaults.
+
+    Attributes:
+        num_blocks: drafter forwards per round (the paper's M), >= 1.
+        max_nodes: upper bound on drafted nodes, root not counted, >= 1.
+        beam_width: width of slot 0 of the first block, and bound on the starts of blocks after the second.
+        branching: candidates (greedy one included) per rank bucket 0..3; 0 in the last place means "give up".
+        confident_root: cap the first slot's width when the greedy probability is high (release: ADAPTIVE_SLOT0).
+        confident_slots: cap every other slot's width likewise (release: ADAPTIVE_ALL).
+        merge_duplicates: merge siblings that carry the same token (ours; the release keeps both).
+        chain: draft the greedy path only: one start per block, no siblings.
+        bound_all_starts: cut the starts of every later block to the `beam_width` best that can still survive the node
+            budget (ours). False is the release's rule: block 1 grows from all starts, block m from
+            min(beam_width, max(1, (max_nodes - nodes) // slots)).
+        min_path_prob: drop nodes whose path probability is below this, 0..1; a block with no start left is not run.
+    """
+
+    num_blocks: int = 2
+    max_nodes: int = 60
+    beam_width: int = 10
+    branching: tuple[int, int, int, int] = (2, 4, 10, 0)
+    confident_root: bool = False
+    confident_slots: bool = False
+    merge_duplicates: bool = True
+    chain: bool = False
+    bound_all_starts: bool = True
+    min_path_prob: float = 0.0
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Drafted nodes in topological order (a parent comes before its children); the root is not a node.
+
+    Attributes (each `[nodes]`; on the host, since the walk reads them one by one):
+        tokens: target-vocabulary ids, int64.
+        parents: index of the parent node, -1 for children of the root, int64.
+        log_probs: sum of draft log-probabilities along the path, float32, never above the parent's.
+        blocks, slots, buckets: where the node came from, int64.
+        depths: distance from the root, >= 1, int64.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    log_probs: Tensor
+    blocks: Tensor
+    slots: Tensor
+    buckets: Tensor
+    depths: Tensor
+
+    def __len__(self) -> int:
+        return int(self.tokens.shape[0])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target said about a tree.
+
+    Attributes:
+        accepted_nodes: node indices of the accepted path, root excluded, shallow to deep.
+        committed_tokens: tokens added to the text this round: accepted ones, then the target's own (bonus) token
+            unless the text ended before it.
+        finished: a stopping criterion fired on the last committed token.
+    """
+
+    accepted_nodes: tuple[int, ...]
+    committed_tokens: tuple[int, ...]
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Round:
+    """One draft -> verify -> commit cycle, for counting and drawing. Times in milliseconds, device-synchronised.
+
+    `draft_ms` includes the drafter's refresh; `other_ms` is everything outside both models' forwards. `drafter_calls`
+    counts drafter forwards, refresh included.
+    """
+
+    tree: DraftTree
+    verdict: Verdict
+    draft_ms: float
+    verify_ms: float
+    other_ms: float
+    drafter_calls: int = 0

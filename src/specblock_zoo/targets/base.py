@@ -1,0 +1,111 @@
+"""Facts about a target family: which layers are read, where its embedding and head are, what its cache can do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from specblock_zoo.errors import ConfigurationError
+
+TAP_CONVENTION = "output of decoder layer i, 0-based, residual stream before the final norm"
+FEWEST_LAYERS = 7
+
+
+def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
+    """The three layers the method reads: 1, L/2 - 1 and L - 4, 0-based (specblock.md B1.2).
+
+    Raises:
+        ConfigurationError: fewer than 7 layers, where the three would not be in rising order.
+    """
+    if num_layers < FEWEST_LAYERS:
+        raise ConfigurationError(
+            f"The target has {num_layers} layers; the default tap layers need at least {FEWEST_LAYERS}.",
+            "Name the tap layers explicitly.",
+        )
+    return 1, num_layers // 2 - 1, num_layers - 4
+
+
+def check_tap_layers(tap_layers: tuple[int, ...], num_layers: int) -> None:
+    """Raises `ConfigurationError` unless every tap is a layer index 0..L-1, each at most once."""
+    in_range = all(0 <= layer < num_layers for layer in tap_layers)
+    if not (tap_layers and in_range and len(set(tap_layers)) == len(tap_layers)):
+        raise ConfigurationError(
+            f"Tap layers {tuple(tap_layers)} do not fit a target of {num_layers} layers.",
+            f"Give distinct 0-based indices from 0 to {num_layers - 1}.",
+        )
+
+
+@dataclass(frozen=True)
+class TargetFamily:
+    """One family of causal language models, as far as a drafter and its decoding need to know it.
+
+    Attributes:
+        name: how we call the family; also the registry key of its tests.
+        model_types: values of `config.model_type` that belong to it.
+        model_class: the transformers class, built from a config in tests.
+        tiny_facts: keyword arguments of the family's smallest useful config.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    config_class: Callable[..., PreTrainedConfig]
+    model_class: Callable[[PreTrainedConfig], PreTrainedModel]
+    tiny_facts: tuple[tuple[str, Any], ...]
+
+    def tap_layers(self, config: PreTrainedConfig) -> tuple[int, ...]:
+        """Default tap layers of a target with this config."""
+        return default_tap_layers(config.num_hidden_layers)
+
+    def decoder(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The model without its head; its `last_hidden_state` is the state after the final norm."""
+        return model.get_decoder()
+
+    def decoder_layers(self, model: PreTrainedModel) -> nn.ModuleList:
+        """The decoder layers, in order."""
+        return self.decoder(model).layers
+
+    def final_norm(self, model: PreTrainedModel) -> nn.Module:
+        """The norm between the last layer and the head."""
+        return self.decoder(model).norm
+
+    def embedding_weight(self, model: PreTrainedModel) -> Tensor:
+        """Token embeddings `[vocab, hidden]`, the live parameter, not a copy."""
+        return model.get_input_embeddings().weight
+
+    def head_weight(self, model: PreTrainedModel) -> Tensor:
+        """Rows of the language-model head `[vocab, hidden]`, the live parameter; these families have no head bias."""
+        return model.get_output_embeddings().weight
+
+    def full_attention_only(self, config: PreTrainedConfig) -> bool:
+        """Whether every layer attends to the whole prefix, so that a 4-D tree mask and cache compaction are exact."""
+        kinds = getattr(config, "layer_types", None) or ["full_attention"]
+        return set(kinds) == {"full_attention"}
+
+    def tiny_config(self, **overrides: Any) -> PreTrainedConfig:
+        """A config small enough for a test on one core and of the family's real shape (grouped heads, no head bias)."""
+        return self.config_class(**{**dict(self.tiny_facts), **overrides})
+
+    def tiny_model(self, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+        """A random float32 model of `tiny_config(**overrides)`, for evaluation; the global generator is untouched."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.model_class(self.tiny_config(**overrides)).float().eval().requires_grad_(False)
+
+
+TINY_SHAPE: tuple[tuple[str, Any], ...] = (
+    ("vocab_size", 96),
+    ("hidden_size", 32),
+    ("intermediate_size", 64),
+    ("num_hidden_layers", FEWEST_LAYERS),
+    ("num_attention_heads", 4),
+    ("num_key_value_heads", 2),
+    ("max_position_embeddings", 512),
+    # Wide enough that next-token distributions differ from position to position.
+    ("initializer_range", 0.2),
+    ("bos_token_id", 1),
+    ("eos_token_id", 2),
+    ("pad_token_id", 0),
+)

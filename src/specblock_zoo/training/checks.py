@@ -1,0 +1,95 @@
+"""Refusals before a long run: cache, target, drafter and checkpoint must speak of the same thing."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from specblock_zoo.data.manifest import Manifest
+from specblock_zoo.errors import CacheMismatchError, ConfigurationError
+from specblock_zoo.models.specblock import SpecBlockConfig
+from specblock_zoo.structures import TreeSettings
+from specblock_zoo.targets.identity import TargetIdentity
+
+# How a drafter drafts, and where it comes from: may differ between a checkpoint and the run that continues it.
+FREE_FIELDS = {field.name for field in fields(TreeSettings)} | {
+    "target_name",
+    "target_revision",
+    "tokenizer_hash",
+    "vocab_coverage",
+}
+DRAFTER_FIELDS = sorted(SpecBlockConfig.__annotations__)
+
+
+def check_cache(manifest: Manifest, folder: str | Path, identity: TargetIdentity, config: PreTrainedConfig) -> None:
+    """Raises `CacheMismatchError`, naming both values, unless the cache was built with exactly this target.
+
+    Weights are compared by hash where both are local files, by Hub commit where both have one; a cache built from the
+    Hub and a target read from a folder can only be compared by configuration and tokenizer.
+    """
+    hashes = {"target_revision": identity.revision, "weights_sha256": identity.weights_sha256}
+    found = vars(manifest.fingerprint)
+    comparable = {name: value for name, value in hashes.items() if value is not None and found[name] is not None}
+    manifest.require(
+        Path(folder),
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        vocab_size=config.vocab_size,
+        config_sha256=identity.config_sha256,
+        tokenizer_sha256=identity.tokenizer_sha256,
+        **comparable,
+    )
+
+
+def check_options(options: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Refuses drafter options that do not exist, or that contradict what cache and objective already decide.
+
+    Raises:
+        ConfigurationError: an option is not a field of `SpecBlockConfig`.
+        CacheMismatchError: an option contradicts `facts`.
+    """
+    unknown = sorted(set(options) - set(DRAFTER_FIELDS))
+    if unknown:
+        raise ConfigurationError(
+            f"The drafter has no option {', '.join(unknown)}; it has {', '.join(DRAFTER_FIELDS)}.",
+            "Correct model.drafter.",
+        )
+    wrong = {name: value for name, value in options.items() if name in facts and _plain(value) != _plain(facts[name])}
+    if wrong:
+        differences = "; ".join(f"{name} is {facts[name]!r}, not {value!r}" for name, value in wrong.items())
+        raise CacheMismatchError(
+            f"The drafter does not fit the feature cache and the objective: {differences}.",
+            "Leave these out of model.drafter, or build the cache for them.",
+        )
+
+
+def check_same_drafter(run: SpecBlockConfig, stored: SpecBlockConfig) -> None:
+    """Raises `ConfigurationError` unless a stored drafter has the shapes and switches of this run's."""
+    differing = [
+        f"{name} is {getattr(stored, name)!r} there and {getattr(run, name)!r} here"
+        for name in DRAFTER_FIELDS
+        if name not in FREE_FIELDS and _plain(getattr(stored, name)) != _plain(getattr(run, name))
+    ]
+    if differing:
+        raise ConfigurationError(
+            f"The stored drafter is not the one of this run: {'; '.join(differing)}.",
+            "Use the configuration it was trained with, or start a new run.",
+        )
+
+
+def check_same_vocabulary(drafter_t2d: Tensor, cache_t2d: Tensor) -> None:
+    """Raises `CacheMismatchError` unless drafter and cache have the same draft vocabulary (bool `[vocab]` each)."""
+    if not torch.equal(drafter_t2d.cpu(), cache_t2d.cpu()):
+        raise CacheMismatchError(
+            f"The drafter's vocabulary has {int(drafter_t2d.sum())} tokens, the cache's {int(cache_t2d.sum())}; "
+            "they differ.",
+            "Use the cache the drafter was trained with, or train a new drafter.",
+        )
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

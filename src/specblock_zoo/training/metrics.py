@@ -1,0 +1,88 @@
+"""torchmetrics over `LossReport`: sums stay sums across batches and processes, and are divided once, in `compute`."""
+
+from dataclasses import fields
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torchmetrics import Metric
+
+from specblock_zoo.functional.buckets import NUM_BUCKETS
+from specblock_zoo.functional.objective import LossReport
+
+COUNTS = ("rows", "hits", "confusion")
+
+
+class ReportMetric(Metric):
+    """Adds up the `LossReport`s of an epoch.
+
+    Args:
+        blocks, slots: shape of the reports, the drafter's `train_blocks` and `block_width`.
+        slot_weight, rank_weight: as in training, so that `loss_nats` here and there are the same function.
+    """
+
+    full_state_update = False
+
+    def __init__(self, blocks: int, slots: int, slot_weight: float, rank_weight: float) -> None:
+        super().__init__()
+        self.weights = (slot_weight, rank_weight)
+        for field in fields(LossReport):
+            shape = (blocks, slots, NUM_BUCKETS, NUM_BUCKETS) if field.name == "confusion" else (blocks, slots)
+            dtype = torch.int64 if field.name in COUNTS else torch.float32
+            self.add_state(field.name, default=torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")
+
+    def update(self, report: LossReport) -> None:
+        """Adds one batch's sums and counts."""
+        for name, value in report.metrics().items():
+            setattr(self, name, getattr(self, name) + value)
+
+    @property
+    def report(self) -> LossReport:
+        """What has been added so far, on this process."""
+        return LossReport(**{field.name: getattr(self, field.name) for field in fields(LossReport)})
+
+    def compute(self) -> dict[str, Tensor]:
+        """The epoch's scalars, see `summarise`."""
+        return summarise(self.report, *self.weights)
+
+
+def summarise(report: LossReport, slot_weight: float, rank_weight: float) -> dict[str, Tensor]:
+    """Scalars by name.
+
+    `loss_nats`; `rows` (supervised rows of block 0, slot 0); `tau_teacher_forced` (see `chain_tau`);
+    `alpha_b{block}_s{slot}` (P(slot right | earlier slots right), 0..1); `precision_{bucket}`, `recall_{bucket}` and
+    `f1_{bucket}` of the rank head over all blocks and slots.
+    """
+    alpha = report.alpha()
+    scores = bucket_scores(report.confusion.sum((0, 1)))
+    return {
+        "loss_nats": report.total(slot_weight, rank_weight),
+        "rows": report.rows[0, 0].float(),
+        "tau_teacher_forced": chain_tau(alpha),
+        **{
+            f"alpha_b{block}_s{slot}": value
+            for block, row in enumerate(alpha.unbind())
+            for slot, value in enumerate(row.unbind())
+        },
+        **{f"{name}_{bucket}": value for name, row in scores.items() for bucket, value in enumerate(row.unbind())},
+    }
+
+
+def chain_tau(alpha: Float[Tensor, "blocks slots"]) -> Float[Tensor, ""]:
+    """Tokens a round would commit if it drafted the greedy chain: the target's own one plus the expected right prefix.
+
+    An estimate from teacher-forced shares: rows whose target token lies outside the draft vocabulary are not counted,
+    and later blocks start at sampled slots. Decoding measures the real `tau`.
+    """
+    return 1 + alpha.flatten().cumprod(0).sum()
+
+
+def bucket_scores(confusion: Int64[Tensor, "4 4"]) -> dict[str, Float[Tensor, " 4"]]:
+    """Precision, recall and F1 of each bucket from counts (true, predicted bucket); 0 where nothing was counted."""
+    right = confusion.diagonal().float()
+    true, predicted = confusion.sum(1), confusion.sum(0)
+    return {
+        "precision": right / predicted.clamp(min=1),
+        "recall": right / true.clamp(min=1),
+        "f1": 2 * right / (true + predicted).clamp(min=1),
+    }

@@ -1,0 +1,209 @@
+"""The training system around a drafter: wiring only, the mathematics is in `rollout` and `functional`."""
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specblock_zoo.data.datamodule import FeatureDataModule
+from specblock_zoo.data.manifest import Manifest
+from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.functional.objective import SLOT_WEIGHT, LossReport
+from specblock_zoo.functional.vocab import VocabMap, draft_to_target, target_to_draft
+from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
+from specblock_zoo.targets.identity import identify
+from specblock_zoo.targets.local import load_target
+from specblock_zoo.targets.registry import family_of
+from specblock_zoo.training.checks import check_cache, check_same_drafter, check_same_vocabulary
+from specblock_zoo.training.initialise import drafter_config, initialise_from_target
+from specblock_zoo.training.metrics import ReportMetric
+from specblock_zoo.training.rollout import RolloutSettings, Teacher, rollout
+from specblock_zoo.training.schedules import warmup_cosine
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """How slots and the rank head enter the total loss.
+
+    Attributes:
+        slot_weight: slot k weighs slot_weight ** k, > 0.
+        rank_weight: weight of the rank loss beside the draft loss, >= 0.
+    """
+
+    slot_weight: float = SLOT_WEIGHT
+    rank_weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class AdamWSettings:
+    """AdamW and its schedule: linear warm-up, then a cosine to zero.
+
+    Attributes:
+        learning_rate: the peak.
+        weight_decay: on matrices only, not on norms.
+        betas: decay of the gradient's first and second moments.
+        warmup_fraction: share of all updates, 0..1 (paper: 0.015).
+    """
+
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    warmup_fraction: float = 0.015
+
+
+OBJECTIVE = RolloutSettings()
+WEIGHTS = LossWeights()
+ADAMW = AdamWSettings()
+
+# Checkpoints store these constructor arguments, and are read with `weights_only=True`.
+torch.serialization.add_safe_globals([LossWeights, AdamWSettings, RolloutSettings])
+
+
+class DrafterModule(LightningModule):
+    """Trains a `SpecBlockDrafter` on cached features of its frozen target.
+
+    The drafter is built in `setup`, when the data module's vocabulary map is known, or from a checkpoint, which carries
+    its configuration: `DrafterModule.load_from_checkpoint(path).drafter` needs neither target nor data.
+
+    Args:
+        target: name of an embedded target, model folder, or Hub repository; the one the cache was built with.
+        drafter: fields of `SpecBlockConfig` that differ from the target's shapes and the defaults.
+        initialise: `target` copies the target's last layers, `scratch` draws random weights (paper), anything else is a
+            drafter folder to continue from.
+        objective: losses and the share of positions that later blocks start from.
+        weights: slots and rank head in the total loss.
+        adamw: optimizer and schedule.
+    """
+
+    token_embedding: Tensor
+    teacher_head: Tensor
+    draft_ids: Tensor
+
+    def __init__(
+        self,
+        target: str = "smollm2-135m",
+        drafter: dict[str, Any] | None = None,
+        initialise: str = "target",
+        objective: RolloutSettings = OBJECTIVE,
+        weights: LossWeights = WEIGHTS,
+        adamw: AdamWSettings = ADAMW,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.target = target
+        self.drafter_options = dict(drafter or {})
+        self.initialise = initialise
+        self.objective = objective
+        self.weights = weights
+        self.adamw = adamw
+        self.drafter: SpecBlockDrafter | None = None
+        self.seed = torch.initial_seed()
+
+    def setup(self, stage: str) -> None:
+        """Loads the target once, checks that the cache is its own, builds the drafter, keeps what the loss needs."""
+        if hasattr(self, "teacher_head"):
+            return
+        data = self._data()
+        model, tokenizer = load_target(self.target, torch.float32)
+        check_cache(data.manifest, data.cache_dir, identify(self.target, model, tokenizer), model.config)
+        vocab = data.vocab_map()
+        if self.drafter is None:
+            self.drafter = self._new_drafter(model, data.manifest, vocab)
+        check_same_vocabulary(self.drafter.t2d, vocab.t2d)
+        family = family_of(model.config)
+        # Clones, so that the rest of the target is freed; embeddings and head may be views of one file.
+        self.register_buffer("token_embedding", family.embedding_weight(model).detach().clone(), persistent=False)
+        self.register_buffer(
+            "teacher_head", family.head_weight(model)[draft_to_target(vocab.d2t)].detach(), persistent=False
+        )
+        self.register_buffer("draft_ids", target_to_draft(vocab.t2d), persistent=False)
+        self.validation_metric = ReportMetric(
+            1 + len(self.objective.block_sampling),
+            self.drafter.config.block_width,
+            self.weights.slot_weight,
+            self.weights.rank_weight,
+        )
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        report = self._shared_step(batch, f"{self.current_epoch}/{batch_idx}")
+        loss = report.total(self.weights.slot_weight, self.weights.rank_weight)
+        size = batch["input_ids"].shape[0]
+        self.log("train_loss_nats", loss, prog_bar=True, batch_size=size)
+        self.log("train_alpha_b0_s0", report.alpha()[0, 0], prog_bar=True, batch_size=size)
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        # The same starts every epoch, so that epochs can be compared.
+        self.validation_metric.update(self._shared_step(batch, f"validation/{batch_idx}"))
+
+    def on_validation_epoch_end(self) -> None:
+        for name, value in self.validation_metric.compute().items():
+            self.log(f"val_{name}", value, prog_bar=name == "tau_teacher_forced")
+        self.validation_metric.reset()
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        settings = self.adamw
+        matrices = [parameter for parameter in self.drafter.parameters() if parameter.ndim > 1]
+        norms = [parameter for parameter in self.drafter.parameters() if parameter.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": norms, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas)
+        schedule = warmup_cosine(optimizer, self.trainer.estimated_stepping_batches, settings.warmup_fraction)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # Through JSON, so that only plain types enter the checkpoint.
+        checkpoint["drafter_config"] = json.loads(self.drafter.config.to_json_string())
+        checkpoint["seed"] = self.seed
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.seed = checkpoint["seed"]
+        config = SpecBlockConfig.from_dict(checkpoint["drafter_config"])
+        if self.drafter is None:
+            self.drafter = SpecBlockDrafter(config)
+            return
+        check_same_drafter(self.drafter.config, config)
+        check_same_vocabulary(self.drafter.t2d, checkpoint["state_dict"]["drafter.t2d"])
+
+    def _data(self) -> FeatureDataModule:
+        data = self.trainer.datamodule
+        if not isinstance(data, FeatureDataModule):
+            raise ConfigurationError(
+                f"The trainer has {type(data).__name__} as its data module; the drafter needs a FeatureDataModule.",
+                "Pass datamodule=FeatureDataModule(cache_dir) to trainer.fit or trainer.validate.",
+            )
+        return data
+
+    def _shared_step(self, batch: dict[str, Tensor], draw: str) -> LossReport:
+        # A borrowed tensor does not follow the module between devices; the buffer does.
+        self.drafter.attach(self.token_embedding)
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, draw, self.global_rank))
+        return rollout(self.drafter, batch, Teacher(self.teacher_head, self.draft_ids), self.objective, generator)
+
+    def _new_drafter(self, target: PreTrainedModel, manifest: Manifest, vocab: VocabMap) -> SpecBlockDrafter:
+        if self.initialise not in ("target", "scratch"):
+            return SpecBlockDrafter.from_pretrained(self.initialise, dtype=torch.float32)
+        facts = {
+            "tap_layers": list(manifest.fingerprint.tap_layers),
+            "draft_vocab_size": len(vocab.d2t),
+            "train_blocks": 1 + len(self.objective.block_sampling),
+            "target_name": self.target,
+            "target_revision": manifest.fingerprint.target_revision,
+            "tokenizer_hash": manifest.fingerprint.tokenizer_sha256,
+            "vocab_coverage": vocab.coverage,
+        }
+        drafter = SpecBlockDrafter(drafter_config(target.config, facts, self.drafter_options))
+        drafter.d2t.copy_(vocab.d2t)
+        drafter.t2d.copy_(vocab.t2d)
+        if self.initialise == "target":
+            initialise_from_target(drafter, target)
+        return drafter
+
+
+def mix_seed(seed: int, draw: str, rank: int) -> int:
+    """A seed for one draw of one process: the same for the same arguments in every run, resumed or not, 63 bits."""
+    return random.Random(f"{seed}/{draw}/{rank}").getrandbits(63)
