@@ -26,7 +26,7 @@ TINY = SpecBlockConfig(
 WITHOUT_HEAVY_PACKAGES = """
 import sys
 import specblock_zoo
-sys.exit(", ".join({"lightning", "torchmetrics", "datasets", "pandas"} & set(sys.modules)))
+sys.exit(", ".join({"lightning", "torchmetrics", "datasets", "pandas"} & set(sys.modules)) or None)
 """
 
 

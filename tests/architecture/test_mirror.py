@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.architecture.tree import PACKAGE, ROOT, source_files
+from tests.architecture.tree import PACKAGE, ROOT, SCRIPTS, source_files
 
 pytestmark = pytest.mark.contract
 
@@ -10,7 +10,8 @@ pytestmark = pytest.mark.contract
 def test_every_module_has_its_test_file() -> None:
     modules = [path.relative_to(PACKAGE) for path in source_files()]
     assert modules, "no module found: the package moved"
-    wanted = [ROOT / "tests" / module.parent / f"test_{module.name}" for module in modules]
+    scripts = [path.relative_to(ROOT) for path in sorted(SCRIPTS.glob("*.py"))]
+    wanted = [ROOT / "tests" / module.parent / f"test_{module.name}" for module in (*modules, *scripts)]
     assert [str(path.relative_to(ROOT)) for path in wanted if not path.is_file()] == []
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "specblock_zoo"
+SCRIPTS = ROOT / "scripts"
 BINARY_SUFFIXES = {".safetensors", ".arrow", ".gz", ".png", ".pt", ".gguf"}
 
 
@@ -15,8 +16,8 @@ def source_files() -> list[Path]:
 
 
 def python_files() -> list[Path]:
-    """Every Python file of the package and of its tests."""
-    return sorted([*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
+    """Every Python file of the package, its scripts and its tests."""
+    return sorted(path for folder in (PACKAGE, SCRIPTS, ROOT / "tests") for path in folder.rglob("*.py"))
 
 
 @cache

@@ -58,6 +58,14 @@ def test_losses_equal_their_twins(name, seed):
     torch.testing.assert_close(LOSSES[name](logits, probs), twin(name, logits, probs), atol=1e-5, rtol=1e-5)
 
 
+@given(seed=seeds)
+def test_a_cut_target_is_not_renormalised(seed):
+    logits, teacher = random_rows(seed)
+    probs = keep_top(teacher.softmax(-1), 2)
+    expected = twin("cross_entropy", logits, probs)
+    torch.testing.assert_close(cross_entropy(logits, probs), expected, atol=1e-5, rtol=1e-5)
+
+
 @every_loss
 @given(seed=seeds)
 def test_no_draft_beats_the_target_itself(name, seed):

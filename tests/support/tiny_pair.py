@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +17,10 @@ CHARACTERS = [chr(code) for code in range(32, 122)]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 VOCAB_SIZE = len(SPECIAL) + len(CHARACTERS)
 POSITIONS = 256
-TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}: {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}a: {% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][0] }}: {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}a: {% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ def tiny_drafter(seed: int = 0) -> SpecBlockDrafter:
         tap_layers=(1, 2, 3),
         rank_hidden_size=16,
         max_nodes=8,
+        vocab_coverage=0.9,
         num_blocks=2,
     )
     with torch.random.fork_rng(devices=[]):
@@ -75,3 +80,9 @@ def save_tiny_pair(folder: Path) -> TinyFolders:
     character_tokenizer().save_pretrained(folders.target)
     tiny_drafter().save_pretrained(folders.drafter)
     return folders
+
+
+@pytest.fixture(scope="session")
+def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> TinyFolders:
+    """A saved tiny pair, shared by the tests of a session; nobody writes into it."""
+    return save_tiny_pair(tmp_path_factory.mktemp("tiny_pair"))

@@ -9,25 +9,17 @@ from torch import Tensor
 
 from specblock_zoo.functional.masks import valid_prefix_mask
 from specblock_zoo.functional.objective import LossReport, SlotTerms, slot_terms
-from specblock_zoo.functional.vocab import build_vocab_map, target_to_draft
-from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
+from specblock_zoo.functional.vocab import target_to_draft
+from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.models.specblock.dense import dense_blocks
 from specblock_zoo.training.rollout import RolloutSettings, Teacher, rollout
-
-VOCAB, DRAFT_VOCAB, HIDDEN, WIDTH = 40, 24, 16, 3
+from tests.support.drafters import DRAFT_VOCAB, HIDDEN, VOCAB, WIDTH, tiny_drafter
 
 
 def make_drafter(**changes: object) -> SpecBlockDrafter:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, "hidden_size": HIDDEN, "target_hidden_size": HIDDEN}
-    shape = {"intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
-    drafter = SpecBlockDrafter(SpecBlockConfig(**sizes, **shape, block_width=WIDTH, **changes))
-    vocab = build_vocab_map(torch.arange(1, VOCAB + 1), DRAFT_VOCAB)
-    drafter.d2t.copy_(vocab.d2t)
-    drafter.t2d.copy_(vocab.t2d)
+    drafter = tiny_drafter(**changes)
     # The drafter then says one of its last two tokens almost always, and `make_batch` writes little else.
     drafter.lm_head.weight.data[:-2] *= 0.05
-    drafter.attach(torch.randn(VOCAB, HIDDEN))
     return drafter
 
 

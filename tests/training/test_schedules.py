@@ -37,5 +37,5 @@ def test_any_warmup_lasts_at_least_one_update() -> None:
 
 @pytest.mark.parametrize(("total", "fraction"), [(math.inf, 0.1), (0, 0.1), (10, -0.1), (10, 1.1)])
 def test_a_run_without_end_or_a_fraction_out_of_range_is_refused(total: float, fraction: float) -> None:
-    with pytest.raises(ConfigurationError, match="inf|0 updates|warmup_fraction"):
+    with pytest.raises(ConfigurationError, match=r"inf|0 updates|warmup_fraction"):
         warmup_cosine(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), total, fraction)

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specblock_zoo.bench.tasks import check_fits, encode_prompt, read_task
 from specblock_zoo.data.records import read_records
 from specblock_zoo.errors import ConfigurationError
-from specblock_zoo.inference.hf_generate import install
 from specblock_zoo.inference.stats import tau_of
 from specblock_zoo.targets.local import load_target
 
@@ -38,7 +37,6 @@ class TauProbe(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.target is None and trainer.is_global_zero:
-            install()
             self.target, tokenizer = load_target(pl_module.target, torch.float32)
             self.input_ids = tuple(read_prompts(self.prompts, tokenizer, self.num_prompts))
             for ids in self.input_ids:

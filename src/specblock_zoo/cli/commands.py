@@ -1,7 +1,7 @@
 """The commands that are plain functions; the trainer's own (`fit`, `validate`) are Lightning's."""
 
 from collections.abc import Callable
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from jsonargparse import ArgumentParser
@@ -36,13 +36,17 @@ def summary(command: Callable[..., None]) -> str:
 def add_options(parser: ArgumentParser, command: Callable[..., None]) -> None:
     """Adds a command's parameters to `parser`: required ones are positional, the others are flags.
 
-    A command whose only parameter is a dataclass named `settings` gets one flag per field instead.
+    A command whose only parameter is a dataclass named `settings` gets one flag per field instead; a required list of
+    files takes one or more words, so that a shell's file pattern works.
     """
     settings = settings_class(command)
     if settings is None:
         parser.add_function_arguments(command, as_positional=True)
-    else:
-        parser.add_class_arguments(settings, instantiate=False)
+        return
+    words = {field.name for field in fields(settings) if field.type == list[str] and field.default is MISSING}
+    for name in sorted(words):
+        parser.add_argument(f"--{name}", nargs="+", type=str, required=True, metavar="FILE", help="One or more files.")
+    parser.add_class_arguments(settings, instantiate=False, skip=words)
 
 
 def call(command: Callable[..., None], options: dict[str, Any]) -> None:

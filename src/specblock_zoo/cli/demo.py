@@ -9,6 +9,7 @@ from jsonargparse.typing import PositiveInt
 from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
+from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.bench.host import cpu_capability, peak_memory_mib, versions
 from specblock_zoo.bench.records import TaskResult
@@ -22,7 +23,6 @@ from specblock_zoo.hub.zoo import load_drafter
 from specblock_zoo.targets.local import fast_dtype, load_target
 
 DEFAULT_DRAFTER = "specblock-smollm2-135m"
-DEMO_THREADS = 2
 QUESTIONS = (
     ("chat", "My flight was cancelled and I have six free hours in a city I do not know. What should I do?"),
     ("code", "Write a Python function that returns the second largest number of a list, and explain each line."),
@@ -38,11 +38,13 @@ class Outcome:
         exact: the comparison in float32, which decides equality, tau and the drawn round.
         speeds: dtype name -> summed-up comparison in that dtype.
         speed_dtype: the dtype whose speedup is reported first.
+        threads: of torch during the comparisons.
     """
 
     exact: Comparison
     speeds: dict[str, TaskResult]
     speed_dtype: str
+    threads: int
 
 
 def demo(
@@ -50,6 +52,7 @@ def demo(
     drafter: str = DEFAULT_DRAFTER,
     max_new_tokens: PositiveInt = 128,
     dtype: DtypeName = "auto",
+    threads: PositiveInt = 2,
     json: bool = False,
 ) -> None:
     """Answers three questions plainly and with a drafter, and shows that the text is the same and the time is not.
@@ -62,10 +65,12 @@ def demo(
         drafter: name in the zoo (the tag may be left out) or a folder.
         max_new_tokens: at most that many tokens per answer.
         dtype: of the speedup; auto asks the processor.
+        threads: of both models; one is better than two where other work takes the second core.
         json: print one JSON object and nothing else.
     """
+    disable_progress_bar()
     console = Console(stderr=json, highlight=False)
-    with thread_limit(DEMO_THREADS):
+    with thread_limit(threads):
         with console.status(f"loading {target} and {drafter} in float32"):
             model, tokenizer = load_target(target, dtype=torch.float32)
             pair = Pair(model, tokenizer, load_drafter(drafter))
@@ -92,7 +97,7 @@ def measure(pair: Pair, task: Task, settings: RunSettings, speed_dtype: torch.dt
         pair.cast(speed_dtype)
         with progress(f"answering in {name_of(speed_dtype)}", total, console) as advance:
             speeds[name_of(speed_dtype)] = summed(compare(pair, task, settings, advance))
-    return Outcome(exact, speeds, name_of(speed_dtype))
+    return Outcome(exact, speeds, name_of(speed_dtype), torch.get_num_threads())
 
 
 def summed(comparison: Comparison) -> TaskResult:
@@ -106,7 +111,11 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """The result as one JSON-ready object; the keys are described in the README."""
+    """The result as one JSON-ready object.
+
+    `equal`, `tau`, `prompts`, `tokens` and `loop_share` are of the float32 comparison; `speedup` (median over questions,
+    against `baseline`), `speedup_quartiles` and `draft_share` of `dtype`; `peak_memory_mib` is of the whole process.
+    """
     exact, chosen = outcome.speeds[name_of(torch.float32)], outcome.speeds[outcome.speed_dtype]
     return {
         "equal": exact.equal == exact.prompts,
@@ -121,7 +130,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "equal_by_dtype": {name: result.equal for name, result in outcome.speeds.items()},
         "baseline": chosen.baseline,
         "loop_share": exact.loop_share,
-        "threads": DEMO_THREADS,
+        "threads": outcome.threads,
         "cpu_capability": cpu_capability(),
         "versions": versions(),
         "peak_memory_mib": round(peak_memory_mib(), 1),
@@ -171,7 +180,7 @@ def figures(outcome: Outcome) -> Table:
     table.add_row("draft share of a round", *(f"{result.draft_share:.0%}" for result in results))
     table.add_row("draft / verify / other ms", *(round_ms(result) for result in results))
     table.add_row("answers in a loop", *(f"{result.loop_share:.0%}" for result in results))
-    table.caption = f"* headline dtype: {dtype_reason()}; {DEMO_THREADS} threads, interleaved runs"
+    table.caption = f"* headline dtype: {dtype_reason()}; threads: {outcome.threads}; interleaved runs"
     return table
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 from transformers import TextStreamer
+from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.bench.tasks import check_fits, encode_prompt
 from specblock_zoo.hub.zoo import load_drafter
@@ -59,6 +60,7 @@ def generate(
         PromptTooLongError: prompt and answer exceed the target's positions.
         UnknownNameError: no such drafter.
     """
+    disable_progress_bar()
     model, tokenizer = load_target(target, dtype=dtype_of(dtype))
     assistant = load_drafter(drafter, dtype=model.dtype) if drafter else None
     input_ids = encode_prompt(tokenizer, prompt)
@@ -72,8 +74,8 @@ def generate(
         streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
         **sampling.arguments,
     )
-    if assistant is not None:
-        stats = assistant.last_stats
+    stats = assistant.last_stats if assistant is not None else None
+    if stats is not None and stats.rounds:
         print(f"[{stats.committed} tokens in {stats.rounds} rounds, tau {stats.tau:.2f}]", file=sys.stderr)
 
 

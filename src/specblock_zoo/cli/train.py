@@ -4,6 +4,7 @@ from typing import Any
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.cli.commands import COMMANDS, add_options, call, summary
 from specblock_zoo.data.datamodule import FeatureDataModule
@@ -55,6 +56,8 @@ def run(argv: list[str] | None = None) -> None:
         SpecBlockError: a user mistake; `main` turns it into exit code 2.
         SystemExit: usage errors (2), `--help` (0), and the end of a plain-function command.
     """
+    # Lightning draws the progress bars here; those of loading and saving would cut through them.
+    disable_progress_bar()
     SpecBlockCLI(
         DrafterModule,
         FeatureDataModule,

@@ -2,20 +2,21 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specblock_zoo.data.examples import Counts, Example, Limits, choose_examples, eligible_examples
+from specblock_zoo.data.examples import Example, Limits, choose_examples, eligible_examples
 from specblock_zoo.data.feature_cache import (
     LAST_HIDDEN,
-    VOCAB_FILE,
     Bits,
     bytes_per_token,
     check_shard,
@@ -101,14 +102,18 @@ def _check_settings(settings: CacheSettings) -> None:
         raise ConfigurationError(f"dtype is {settings.dtype!r}; expected one of {', '.join(DTYPES)}.", "Choose one.")
 
 
+def _limits(settings: CacheSettings) -> Limits:
+    return Limits(
+        settings.max_length, settings.max_prompt_tokens, settings.max_records, settings.max_tokens, settings.seed
+    )
+
+
 def _plan(settings: CacheSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> _Plan:
     config = model.config
     files = [Path(file) for file in settings.records]
     taps = tuple(settings.tap_layers) if settings.tap_layers else family_of(config).tap_layers(config)
     check_tap_layers(taps, config.num_hidden_layers)
-    limits = Limits(
-        settings.max_length, settings.max_prompt_tokens, settings.max_records, settings.max_tokens, settings.seed
-    )
+    limits = _limits(settings)
     eligible, counts = eligible_examples(read_records(files), tokenizer, limits, config.vocab_size, settings.target)
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     vocab = choose_vocabulary(eligible, config.vocab_size, settings.draft_vocab_size, ends)
@@ -126,11 +131,7 @@ def _plan(settings: CacheSettings, model: PreTrainedModel, tokenizer: PreTrained
         tap_layers=taps,
         dtype=str(model.dtype).removeprefix("torch."),
         data_sha256=content_sha256(files),
-        max_length=settings.max_length,
-        max_prompt_tokens=settings.max_prompt_tokens,
-        max_records=settings.max_records,
-        max_tokens=settings.max_tokens,
-        seed=settings.seed,
+        **asdict(limits),
         shard_size=settings.shard_size,
         draft_vocab_size=len(vocab.d2t),
     )
@@ -151,17 +152,10 @@ def _resume(folder: Path, planned: Manifest) -> Manifest:
     if not (folder / MANIFEST_FILE).exists():
         return planned
     found = read_manifest(folder)
-    differing = {
-        name: value
-        for name, value in vars(planned.fingerprint).items()
-        if name != "target" and vars(found.fingerprint)[name] != value
-    }
-    if differing:
-        pairs = "; ".join(
-            f"{name} is {vars(found.fingerprint)[name]!r}, not {value!r}" for name, value in differing.items()
-        )
+    differences = found.fingerprint.differences(planned.fingerprint.what_decides())
+    if differences:
         raise CacheMismatchError(
-            f"{folder} holds another feature cache: {pairs}.", "Give another --out, or delete that folder."
+            f"{folder} holds another feature cache: {differences}.", "Give another --out, or delete that folder."
         )
     manifest = planned
     for shard in found.shards:
@@ -188,7 +182,7 @@ def _check_space(folder: Path, planned: Manifest, done: Manifest) -> int:
 
 
 def length_sorted_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices grouped by length, longest first, so that a padded batch holds at most `batch_tokens` tokens (or one row)."""
+    """Indices by length, longest first, in batches of at most `batch_tokens` padded tokens (or one sequence)."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
@@ -199,7 +193,7 @@ def length_sorted_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator
         yield batch
 
 
-def _padded(examples: Sequence[Example], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _padded(examples: Sequence[Example], device: torch.device) -> tuple[Tensor, Tensor]:
     length = max(map(len, examples))
     input_ids = np.zeros((len(examples), length), dtype=np.int64)
     for row, example in enumerate(examples):
@@ -214,8 +208,10 @@ def capture_examples(
 ) -> list[dict[str, Bits]]:
     """The columns of bits of a batch of examples, each `[seq, hidden]`, from one target forward."""
     states = capture(model, tap_layers, *_padded(examples, model.device))
-    columns = dict(zip(map(tap_column, tap_layers), states.features.chunk(len(tap_layers), dim=-1), strict=True))
-    columns[LAST_HIDDEN] = states.last_hidden
+    names = [*map(tap_column, tap_layers), LAST_HIDDEN]
+    columns = dict(
+        zip(names, (*states.features.chunk(len(tap_layers), dim=-1), cast(Tensor, states.last_hidden)), strict=True)
+    )
     return [
         {name: to_bits(column[row, : len(example)]) for name, column in columns.items()}
         for row, example in enumerate(examples)
@@ -255,10 +251,11 @@ def _extract(model: PreTrainedModel, plan: _Plan, done: Manifest, folder: Path, 
 def _describe(plan: _Plan, done: Manifest, needed_bytes: int) -> str:
     manifest = plan.manifest
     counts = ", ".join(f"{name} {count:,}" for name, count in manifest.counts.items())
+    fingerprint = manifest.fingerprint
     return (
-        f"{counts}\ndraft vocabulary {manifest.fingerprint.draft_vocab_size:,} of {manifest.fingerprint.vocab_size:,} "
+        f"{counts}\ndraft vocabulary {fingerprint.draft_vocab_size:,} of {fingerprint.vocab_size:,} "
         f"tokens, covers {manifest.vocab_coverage:.2%} of the supervised tokens\n"
-        f"target {manifest.fingerprint.target} in {manifest.fingerprint.dtype}, taps {manifest.fingerprint.tap_layers}; "
+        f"target {fingerprint.target} in {fingerprint.dtype}, taps {fingerprint.tap_layers}; "
         f"{len(done.shards)} of {manifest.num_shards} shards are there, {needed_bytes / 1e9:.2f} GB to write"
     )
 
@@ -288,7 +285,6 @@ def build_cache(settings: CacheSettings) -> Manifest:
     folder.mkdir(parents=True, exist_ok=True)
     for half_done in folder.glob(".*.tmp"):
         half_done.unlink()
-    if not (folder / VOCAB_FILE).exists():
-        save_vocab_map(folder, plan.vocab)
+    save_vocab_map(folder, plan.vocab)
     write_manifest(folder, done)
     return _extract(model, plan, done, folder, settings.batch_tokens)

@@ -30,7 +30,7 @@ def answer_spans(
     This needs no `{% generation %}` marks, which the stock Llama and Qwen templates lack.
 
     Raises:
-        BadRecordError: the template renders a prefix differently when more follows (it drops or rewrites earlier turns).
+        BadRecordError: the template renders a prefix differently when more follows (it rewrites earlier turns).
     """
     text = _render(tokenizer, messages, answer_follows=False)
     spans = []
@@ -50,7 +50,7 @@ def answer_spans(
 
 
 def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Messages, where: str) -> Tokens:
-    """Token ids int32 `[seq]` and loss mask bool `[seq]` of a conversation; a token counts when it starts in an answer."""
+    """Token ids int32 `[seq]` and loss mask bool `[seq]` of a conversation; true where a token starts in an answer."""
     text, spans = answer_spans(tokenizer, messages, where)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     starts = np.array([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)

@@ -19,7 +19,7 @@ REBUILD = "Build another cache with `specblock cache`, in an empty folder."
 class Fingerprint:
     """Everything that decides the bytes of a cache; two caches with equal fingerprints are equal.
 
-    `target` is informative only when a revision or weight hash is there: a folder may move.
+    `target` only names the target where a revision or weight hash is there: a folder may move.
     """
 
     target: str
@@ -42,6 +42,20 @@ class Fingerprint:
     draft_vocab_size: int
     tap_convention: str = TAP_CONVENTION
     format: int = FORMAT
+
+    def differences(self, expected: Mapping[str, Any]) -> str:
+        """The fields whose value is not the expected one, with both values; empty when all agree."""
+        found = vars(self)
+        return "; ".join(
+            f"{name} is {found[name]!r}, not {value!r}"
+            for name, value in expected.items()
+            if _plain(found[name]) != _plain(value)
+        )
+
+    def what_decides(self) -> dict[str, Any]:
+        """The fields that must agree on resuming: all but the target's name, where weights or revision speak for it."""
+        named = not (self.target_revision or self.weights_sha256)
+        return {name: value for name, value in vars(self).items() if named or name != "target"}
 
 
 @dataclass(frozen=True)
@@ -88,10 +102,8 @@ class Manifest:
         Args:
             expected: fingerprint fields by name, e.g. `tap_layers=(1, 14, 26), hidden_size=576, vocab_size=49152`.
         """
-        found = asdict(self.fingerprint)
-        wrong = {name: value for name, value in expected.items() if _plain(found[name]) != _plain(value)}
-        if wrong:
-            differences = "; ".join(f"{name} is {found[name]!r}, not {value!r}" for name, value in wrong.items())
+        differences = self.fingerprint.differences(expected)
+        if differences:
             raise CacheMismatchError(f"The feature cache {folder} does not fit this run: {differences}.", REBUILD)
 
 

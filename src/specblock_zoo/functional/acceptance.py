@@ -17,7 +17,7 @@ from specblock_zoo.functional.tree import ROOT, path_to
 from specblock_zoo.structures import DraftTree, Verdict
 
 Choose = Callable[[int], tuple[int, bool]]
-"""Row of the verify forward (0: root, j + 1: node j) -> the target's next token there, and whether the text ends with it."""
+"""Row of the verify forward (0: root, j + 1: node j) -> the target's next token there, and whether it ends the text."""
 
 
 def walk(tree: DraftTree, choose: Choose) -> Verdict:

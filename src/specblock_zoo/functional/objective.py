@@ -154,8 +154,8 @@ def release_objective(
     every counted position, and the rank loss is `ordinal` and breaks off after the first wrong rank prediction.
 
     Args:
-        blocks: drafted at every position: `logits [batch, seq, slots, draft_vocab]`, `rank_logits` likewise; `hidden` is
-            not read.
+        blocks: drafted at every position: `logits [batch, seq, slots, draft_vocab]`, `rank_logits` likewise; `hidden`
+            is not read.
         target_logits: row j is the target's distribution after token j + 1 (one step left, zero last row).
         loss_mask: supervised tokens, not moved.
         t2d: target tokens inside the draft vocabulary.

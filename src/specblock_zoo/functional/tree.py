@@ -1,7 +1,7 @@
 """Draft trees on the host: grow block proposals into nodes, choose the next block's starts, prune, flatten.
 
-The release's rules (SpecBlock, arXiv 2605.07243) and ours are told apart by `TreeSettings` alone. Everything here works on Python numbers: a round has tens of nodes, and the walk that follows
-reads them one by one.
+The release's rules (SpecBlock, arXiv 2605.07243) and ours are told apart by `TreeSettings` alone. Everything works on
+Python numbers: a round has tens of nodes, and the walk that follows reads them one by one.
 """
 
 import math
@@ -19,8 +19,9 @@ ROOT = -1
 NO_TOKEN = -1
 GIVE_UP_BUCKET = 3
 # (greedy probability from which on, width): the release's ADAPTIVE_SLOT0 and ADAPTIVE_ALL tables.
-CONFIDENT_ROOT_WIDTHS = ((0.9, 3), (0.8, 5), (0.6, 8))
-CONFIDENT_SLOT_WIDTHS = ((0.95, 2), (0.85, 3))
+WidthRules = tuple[tuple[float, int], ...]
+CONFIDENT_ROOT_WIDTHS: WidthRules = ((0.9, 3), (0.8, 5), (0.6, 8))
+CONFIDENT_SLOT_WIDTHS: WidthRules = ((0.95, 2), (0.85, 3))
 
 
 class Node(NamedTuple):
@@ -107,12 +108,11 @@ def slot_widths(proposals: Proposals, row: int, settings: TreeSettings, first: b
     for slot, bucket in enumerate(proposals.buckets[row]):
         greedy_prob = math.exp(proposals.log_probs[row][slot][0])
         if first and slot == 0:
-            rules = CONFIDENT_ROOT_WIDTHS if settings.confident_root else ()
-            widths.append(_capped(settings.beam_width, greedy_prob, rules))
+            widths.append(_capped(settings.beam_width, greedy_prob, CONFIDENT_ROOT_WIDTHS, settings.confident_root))
             continue
         gave_up = gave_up or (gives_up and bucket == GIVE_UP_BUCKET)
-        rules = CONFIDENT_SLOT_WIDTHS if settings.confident_slots else ()
-        widths.append(1 if gave_up else max(1, _capped(settings.branching[bucket], greedy_prob, rules)))
+        width = _capped(settings.branching[bucket], greedy_prob, CONFIDENT_SLOT_WIDTHS, settings.confident_slots)
+        widths.append(1 if gave_up else max(1, width))
     return widths
 
 
@@ -177,7 +177,7 @@ def flatten(nodes: Sequence[Node]) -> DraftTree:
 
 
 def ancestor_matrix(parents: Sequence[int]) -> Bool[Tensor, "rows rows"]:
-    """Who sees whom in the verify forward: row 0 is the root, row j + 1 is node j; a row sees its ancestors and itself."""
+    """Who sees whom in the verify forward: row 0 is the root, row j + 1 node j; a row sees its ancestors and itself."""
     rows = [[False] * (len(parents) + 1) for _ in range(len(parents) + 1)]
     rows[0][0] = True
     for index, parent in enumerate(parents, start=1):
@@ -206,13 +206,16 @@ def children_of(parents: Sequence[int]) -> dict[int, list[int]]:
 def paths(parents: Sequence[int]) -> Int64[Tensor, "leaves length"]:
     """Root-to-leaf rows in lexicographic order; entry 0 is the root, node j is j + 1, -1 pads."""
     inner = set(parents)
-    rows = sorted([0, *(node + 1 for node in path_to(parents, leaf))] for leaf in range(len(parents)) if leaf not in inner)
+    rows = sorted(
+        [0, *(node + 1 for node in path_to(parents, leaf))] for leaf in range(len(parents)) if leaf not in inner
+    )
     length = max((len(row) for row in rows), default=1)
     return torch.tensor([row + [-1] * (length - len(row)) for row in rows or [[0]]], dtype=torch.int64)
 
 
 class _Grower:
-    """Node list under construction; with `merge`, a (parent, token) pair exists once and keeps its better score."""
+    """Node list under construction; with `merge`, a (parent, token) pair exists once, where first proposed, with its
+    better score."""
 
     def __init__(self, nodes: Sequence[Node], merge: bool, block: int) -> None:
         self.nodes = list(nodes)
@@ -223,8 +226,8 @@ class _Grower:
         if self.known is not None:
             index = self.known.setdefault((node.parent, node.token), len(self.nodes))
             if index < len(self.nodes):
-                if node.log_prob > self.nodes[index].log_prob:
-                    self.nodes[index] = node
+                known = self.nodes[index]
+                self.nodes[index] = known._replace(log_prob=max(known.log_prob, node.log_prob))
                 return index
         self.nodes.append(node)
         return len(self.nodes) - 1
@@ -291,7 +294,9 @@ def _full(chains: Sequence[Sequence[int]]) -> list[tuple[int, Sequence[int]]]:
     return [(row, chain) for row, chain in enumerate(chains) if chain]
 
 
-def _capped(width: int, greedy_prob: float, rules: Sequence[tuple[float, int]]) -> int:
+def _capped(width: int, greedy_prob: float, rules: WidthRules, in_force: bool) -> int:
+    if not in_force:
+        return width
     return next((min(width, cap) for threshold, cap in rules if greedy_prob >= threshold), width)
 
 

@@ -14,7 +14,7 @@ TEMPLATE = Path(__file__).with_name("card.md.jinja")
 FRAMEWORK_TEMPLATE = Path(__file__).with_name("framework.md.jinja")
 TAGS = ("speculative-decoding", "specblock", "draft-model")
 LIBRARY = "specblock-zoo"
-BLOCK_START, BLOCK_END = "<!-- results:start -->", "<!-- results:end -->"
+BLOCK_BEGIN, BLOCK_END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,8 @@ def interval(ratio: Ratio | None) -> str:
 
 def zoo_table(entries: tuple[MeasuredEntry, ...]) -> str:
     """Markdown table of the zoo, one line per entry."""
+    if not entries:
+        return "No drafter yet.\n"
     head = (
         "| drafter | target | status | tau | speedup [95 %] | equal to plain | measured in |\n"
         "|---|---|---|---|---|---|---|\n"
@@ -175,15 +177,15 @@ def replace_block(document: str, block: str) -> str:
     Raises:
         ConfigurationError: the markers are not both there, once, in order.
     """
-    before, start, rest = document.partition(BLOCK_START)
+    before, begin, rest = document.partition(BLOCK_BEGIN)
     _, end, after = rest.partition(BLOCK_END)
-    if not (start and end) or BLOCK_START in after:
+    if not (begin and end) or BLOCK_BEGIN in after:
         raise ConfigurationError(
-            f"The document has {document.count(BLOCK_START)} start and {document.count(BLOCK_END)} end markers; "
+            f"The document has {document.count(BLOCK_BEGIN)} begin and {document.count(BLOCK_END)} end markers; "
             "expected one pair.",
-            f"Put {BLOCK_START} and {BLOCK_END} around the generated part.",
+            f"Put {BLOCK_BEGIN} and {BLOCK_END} around the generated part.",
         )
-    return f"{before}{BLOCK_START}\n{block.strip()}\n{BLOCK_END}{after}"
+    return f"{before}{BLOCK_BEGIN}\n{block.strip()}\n{BLOCK_END}{after}"
 
 
 def generated_documents(root: Path) -> dict[Path, str]:
@@ -192,11 +194,15 @@ def generated_documents(root: Path) -> dict[Path, str]:
     These are each entry's `README.md`, `MODEL_CARD.md`, and the results block of `README.md`.
     """
     entries = measured_entries(root / "zoo")
-    documents = {root / "zoo" / m.entry.name / "README.md": str(drafter_card(m)) for m in entries}
-    documents[root / "MODEL_CARD.md"] = str(framework_card(entries))
+    documents = {root / "zoo" / m.entry.name / "README.md": _text(drafter_card(m)) for m in entries}
+    documents[root / "MODEL_CARD.md"] = _text(framework_card(entries))
     readme = root / "README.md"
     documents[readme] = replace_block(readme.read_text(encoding="utf-8"), zoo_table(entries))
     return documents
+
+
+def _text(card: ModelCard) -> str:
+    return str(card).rstrip() + "\n"
 
 
 def stale_documents(root: Path) -> list[Path]:

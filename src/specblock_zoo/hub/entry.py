@@ -156,14 +156,24 @@ def read_entry(folder: Path) -> ZooEntry:
     path = folder / ENTRY_FILE
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-        # JSON mode keeps types strict (no "4" for 4) while a list may fill a tuple.
-        return ZooEntry.model_validate_json(TypeAdapter(object).dump_json(fields))
     except FileNotFoundError as error:
         raise ConfigurationError(f"{folder} has no {ENTRY_FILE}.", "Name a folder of the zoo.") from error
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{path} is not YAML: {error}", "Correct the file.") from error
+    return parse_entry(fields, str(path))
+
+
+def parse_entry(fields: object, where: str) -> ZooEntry:
+    """Checks the fields of an entry; `where` names their origin in errors.
+
+    Raises:
+        ConfigurationError: an unknown or missing field, or a value of the wrong type or against the rules.
+    """
+    try:
+        # JSON mode keeps types strict (no "4" for 4) while a list may fill a tuple.
+        return ZooEntry.model_validate_json(TypeAdapter(object).dump_json(fields))
     except ValidationError as error:
-        raise ConfigurationError(f"{path}: {describe(error)}.", "Correct the named fields.") from error
+        raise ConfigurationError(f"{where}: {describe(error)}.", "Correct the named fields.") from error
 
 
 def write_entry(entry: ZooEntry, folder: Path) -> Path:

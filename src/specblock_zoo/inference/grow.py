@@ -49,8 +49,10 @@ def refresh(drafter: Drafter, cache: DrafterCache, pairs: Pairs) -> ContextOutpu
     return first
 
 
-def grow_tree(drafter: Drafter, cache: DrafterCache, first: ContextOutput, position: int, limits: Limits) -> tuple[DraftTree, int]:
-    """Grows the draft tree of one round from its first block; returns it and the drafter forwards spent, refresh included.
+def grow_tree(
+    drafter: Drafter, cache: DrafterCache, first: ContextOutput, position: int, limits: Limits
+) -> tuple[DraftTree, int]:
+    """Grows the tree of one round from its first block; returns it and the drafter forwards spent, refresh included.
 
     Args:
         cache: the drafter's context, the drafting position's own rows last.

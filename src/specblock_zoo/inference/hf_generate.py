@@ -22,12 +22,17 @@ from specblock_zoo.inference.cache import DrafterCache
 from specblock_zoo.inference.decode import Laps, Session, decode, prefill
 from specblock_zoo.inference.stats import DecodeStats
 from specblock_zoo.inference.text import Rules, Text
-from specblock_zoo.inference.verify import Prompt, Verifier, cache_keyword
+from specblock_zoo.inference.verify import Prompt, Verifier
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.targets.registry import family_of
 
 TREE_ATTENTION = ("sdpa", "eager")
-KNOWN_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position", "cache", "past_key_values"}
+KNOWN_INPUTS = {
+    *("attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache"),
+    *("synced_gpus", "tokenizer", "inputs_tensor"),
+}
+PLAIN = "Leave assistant_model out for this call."
+OTHER_METHODS = ("prompt_lookup_num_tokens", "use_mtp", "assistant_early_exit", "speculation_type")
 _ORIGINAL = "_specblock_original"
 
 
@@ -37,28 +42,28 @@ def install() -> None:
     Raises:
         ImportError: transformers' generation has another shape than this code knows.
     """
-    original = GenerationMixin._assisted_decoding
+    mixin: Any = GenerationMixin
+    original = mixin._assisted_decoding
     if hasattr(original, _ORIGINAL):
         return
     if "assistant_model" not in inspect.signature(original).parameters:
-        raise ImportError("specblock-zoo needs a transformers whose _assisted_decoding takes assistant_model (5.4 or later).")
+        raise ImportError("specblock-zoo needs transformers >= 5.24, whose _assisted_decoding takes assistant_model.")
 
     # `wraps` matters: generate() looks for `inputs_tensor` in the signature.
     @functools.wraps(original)
-    def _assisted_decoding(self: Any, input_ids: Tensor, *args: Any, assistant_model: Any = None, **kwargs: Any) -> Any:
+    def _assisted_decoding(self: Any, *args: Any, assistant_model: Any = None, **kwargs: Any) -> Any:
         if isinstance(assistant_model, Drafter):
-            return assisted_decoding(self, input_ids, *args, drafter=assistant_model, **kwargs)
-        return original(self, input_ids, *args, assistant_model=assistant_model, **kwargs)
+            return assisted_decoding(self, *args, **{**kwargs, "drafter": assistant_model})
+        return original(self, *args, assistant_model=assistant_model, **kwargs)
 
     setattr(_assisted_decoding, _ORIGINAL, original)
-    GenerationMixin._assisted_decoding = _assisted_decoding
+    mixin._assisted_decoding = _assisted_decoding
 
 
 def uninstall() -> None:
     """Undoes `install`."""
-    original = getattr(GenerationMixin._assisted_decoding, _ORIGINAL, None)
-    if original is not None:
-        GenerationMixin._assisted_decoding = original
+    mixin: Any = GenerationMixin
+    mixin._assisted_decoding = getattr(mixin._assisted_decoding, _ORIGINAL, mixin._assisted_decoding)
 
 
 def assisted_decoding(
@@ -79,7 +84,9 @@ def assisted_decoding(
         UnsupportedOptionError: an option cannot be honoured without changing the text.
         TargetMismatchError: the drafter was made for another target.
     """
-    streamer, processors, criteria = (kwargs.pop(name, None) for name in ("streamer", "logits_processor", "stopping_criteria"))
+    streamer, processors, criteria = (
+        kwargs.pop(name, None) for name in ("streamer", "logits_processor", "stopping_criteria")
+    )
     check_supported(model, input_ids, generation_config, kwargs)
     check_fits(model, drafter)
     drafter.attach(family_of(model.config).embedding_weight(model))
@@ -92,7 +99,7 @@ def assisted_decoding(
         keep_scores=keep and bool(generation_config.output_scores),
         keep_logits=keep and bool(generation_config.output_logits),
     )
-    cache = own_cache(kwargs)
+    cache = kwargs["cache"]
     verifier = Verifier(model, drafter.tap_layers(model.config.num_hidden_layers), cache)
     session = Session(drafter, verifier, Text(input_ids, rules), drafter.config.tree_settings, DrafterCache())
     run(session, prompt_of(input_ids, cache, generation_config, kwargs))
@@ -117,18 +124,17 @@ def decode_kernels(model: PreTrainedModel) -> AbstractContextManager[Any]:
     return context() if context is not None else nullcontext()
 
 
-def own_cache(inputs: Mapping[str, Any]) -> Cache:
-    """The cache `generate` prepared or the user passed; a fresh one where there is none."""
-    cache = next((inputs[name] for name in ("cache", "past_key_values") if inputs.get(name) is not None), None)
-    return DynamicCache() if cache is None else cache
-
-
 def prompt_of(input_ids: Tensor, cache: Cache, config: GenerationConfig, inputs: Mapping[str, Any]) -> Prompt:
     """The part of the prompt the cache does not hold yet, with its mask and positions."""
     past, mask, positions = int(cache.get_seq_length()), inputs.get("attention_mask"), inputs.get("position_ids")
     # With a filled cache the ids are either the whole text or only its new end; the mask is always the whole text's.
     whole = mask.shape[1] if mask is not None else getattr(config, "_mask_length", input_ids.shape[1])
     ids = input_ids[:, past:] if whole == input_ids.shape[1] else input_ids
+    if ids.shape[1] == 0:
+        raise UnsupportedOptionError(
+            f"The cache holds {past} tokens, and with them the whole prompt of {input_ids.shape[1]}.",
+            "Crop the cache by one token, or pass a longer prompt.",
+        )
     visible = None if mask is None or bool(mask.all()) else mask.bool()
     if positions is None and visible is not None:
         positions = (visible.long().cumsum(-1) - 1).clamp(min=0)
@@ -142,12 +148,12 @@ def packed(session: Session, as_dict: bool) -> GenerateDecoderOnlyOutput | Tenso
     text = session.text
     if not as_dict:
         return text.ids.clone()
-    return GenerateDecoderOnlyOutput(
-        sequences=text.ids.clone(),
-        scores=tuple(text.scores) if text.rules.keep_scores else None,
-        logits=tuple(text.logits) if text.rules.keep_logits else None,
-        **{cache_keyword(session.verifier.model): session.verifier.cache},
-    )
+    fields: dict[str, Any] = {"sequences": text.ids.clone(), "cache": session.verifier.cache}
+    if text.rules.keep_scores:
+        fields["scores"] = tuple(text.scores)
+    if text.rules.keep_logits:
+        fields["logits"] = tuple(text.logits)
+    return GenerateDecoderOnlyOutput(**fields)
 
 
 def check_fits(model: PreTrainedModel, drafter: Drafter) -> None:
@@ -166,6 +172,11 @@ def check_fits(model: PreTrainedModel, drafter: Drafter) -> None:
                 f"The drafter was made for a target{made_for} with {name} {value}; this target has {found}.",
                 "Use the drafter of this target, or train one with `specblock fit`.",
             )
+    device = next(drafter.parameters()).device
+    if device != model.device:
+        raise TargetMismatchError(
+            f"The drafter is on {device}, the target on {model.device}.", "Call drafter.to(model.device)."
+        )
     taps = drafter.tap_layers(target.num_hidden_layers)
     if max(taps) >= target.num_hidden_layers:
         raise TargetMismatchError(
@@ -178,38 +189,51 @@ def check_supported(
     model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]
 ) -> None:
     """Raises `UnsupportedOptionError` for the first option that cannot be honoured, with the way out."""
-    cache, attention = own_cache(inputs), model.config._attn_implementation
-    extra = sorted(name for name, value in inputs.items() if name not in _QUIET_INPUTS and value is not None)
-    plain = "Leave assistant_model out for this call."
-    refusals = (
-        (input_ids.shape[0] != 1, f"batch_size = {input_ids.shape[0]} with a drafter; only 1 is supported.", "Loop over rows."),
-        (input_ids.shape[1] == 0, "an empty prompt with a drafter.", "Pass at least one token."),
-        (inputs.get("use_cache") is False, "use_cache=False with a drafter.", "Remove use_cache=False."),
-        (bool(inputs.get("synced_gpus")), "synced_gpus=True (ZeRO-3 or FSDP) with a drafter.", plain),
-        (bool(config.output_attentions), "output_attentions=True with a drafter.", plain),
-        (bool(config.output_hidden_states), "output_hidden_states=True with a drafter.", plain),
-        (model.config.is_encoder_decoder, "an encoder-decoder target with a drafter.", plain),
-        (model.training, "a target in train() mode: dropout would change the text.", "Call model.eval() first."),
-        (
-            attention not in TREE_ATTENTION,
-            f"attention implementation {attention!r} with a draft tree; supported: {', '.join(TREE_ATTENTION)}.",
-            'Call model.set_attn_implementation("sdpa").',
-        ),
-        (
-            not croppable(cache),
-            f"a {type(cache).__name__} whose layers cannot be rolled back column by column.",
-            "Leave cache_implementation out, or pass a DynamicCache of full-attention layers.",
-        ),
-        (bool(extra), f"model input {', '.join(extra)} with a drafter.", plain),
-    )
-    for refused, problem, hint in refusals:
+    for refused, problem, hint in (*_refused_options(input_ids, config, inputs), *_refused_targets(model, inputs)):
         if refused:
             raise UnsupportedOptionError(f"Cannot generate with {problem}", hint)
 
 
-_QUIET_INPUTS = KNOWN_INPUTS | {"synced_gpus", "tokenizer", "inputs_tensor"}
+Refusal = tuple[bool, str, str]
+"""(whether it applies, the problem, the way out)"""
 
 
-def croppable(cache: Cache) -> bool:
+def _refused_options(input_ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> tuple[Refusal, ...]:
+    rows, length = input_ids.shape
+    other = next((name for name in OTHER_METHODS if getattr(config, name, None)), None)
+    extra = sorted(name for name, value in inputs.items() if name not in KNOWN_INPUTS and value is not None)
+    return (
+        (rows != 1, f"batch_size = {rows} and a drafter; only 1 is supported.", "Generate row by row."),
+        (length == 0, "an empty prompt and a drafter.", "Pass at least one token."),
+        (inputs.get("use_cache") is False, "use_cache=False and a drafter.", "Remove use_cache=False."),
+        (bool(inputs.get("synced_gpus")), "synced_gpus=True (ZeRO-3 or FSDP) and a drafter.", PLAIN),
+        (other is not None, f"{other} and a drafter at once.", f"Remove {other} or assistant_model."),
+        (bool(config.output_attentions), "output_attentions=True and a drafter.", PLAIN),
+        (bool(config.output_hidden_states), "output_hidden_states=True and a drafter.", PLAIN),
+        (bool(extra), f"the model input {', '.join(extra)} and a drafter.", PLAIN),
+    )
+
+
+def _refused_targets(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Refusal, ...]:
+    cache, attention = inputs.get("cache"), model.config._attn_implementation
+    whole_prefix = family_of(model.config).full_attention_only(model.config)
+    return (
+        (model.training, "a target in train() mode: dropout would change the text.", "Call model.eval() first."),
+        (
+            attention not in TREE_ATTENTION,
+            f"attention implementation {attention!r} and a draft tree; supported: {', '.join(TREE_ATTENTION)}.",
+            'Call model.set_attn_implementation("sdpa").',
+        ),
+        (not whole_prefix, "a drafter for a target with sliding-window or linear attention layers.", PLAIN),
+        (
+            not croppable(cache),
+            f"a {type(cache).__name__} and a drafter: accepted rows could not be moved together in it.",
+            "Leave cache_implementation out, or pass a DynamicCache that is not offloaded.",
+        ),
+    )
+
+
+def croppable(cache: Cache | None) -> bool:
     """Whether every layer grows freely and sees the whole prefix, so that accepted rows can be moved together."""
-    return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
+    plain_layers = isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
+    return plain_layers and not getattr(cache, "offloading", False)

@@ -1,10 +1,11 @@
 """The growing text of one row: choose the target's next token from its logits, commit it, tell when the text ends.
 
 Tokens are chosen one at a time, in text order, exactly as `GenerationMixin._sample` chooses them: the same processor
-calls on the same prefixes, one multinomial draw per token, the stopping criteria after each token, one streamer call per
-token. That is why processors with a memory, custom criteria and seeds give the text that plain `generate` gives.
+calls on the same prefixes, one multinomial draw per token, then the stopping criteria and one streamer call. So
+processors with a memory, custom criteria and seeds give the text that plain `generate` gives.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -42,7 +43,7 @@ class Rules:
 
     @property
     def need_only_best(self) -> bool:
-        """Whether the best token of each row is all these rules read of the logits, so that rows can be reduced at once."""
+        """Whether these rules read nothing of the logits but each row's best token."""
         known = all(type(each) in (EosTokenCriteria, MaxLengthCriteria) for each in self.stopping_criteria)
         return known and not (self.do_sample or self.logits_processor or self.keep_scores or self.keep_logits)
 
@@ -81,7 +82,8 @@ class Text:
         """Commits the target's next token given its logits `[vocab]`; returns it and whether the text ends with it."""
         # `_sample` keeps a float32 copy on the device of the ids; equal dtypes make draws with one seed equal.
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self._buffer.device)
-        scores = self.rules.logits_processor(self.ids, raw)
+        process: Callable[[Tensor, Tensor], Tensor] = self.rules.logits_processor  # type: ignore[assignment]  # LongTensor
+        scores = process(self.ids, raw)
         if self.rules.keep_scores:
             self.scores.append(scores)
         if self.rules.keep_logits:

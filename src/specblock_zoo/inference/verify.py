@@ -1,7 +1,6 @@
 """Judge a draft tree with one target forward, and keep of the target's cache what was accepted."""
 
-import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from specblock_zoo.functional.masks import additive, tree_mask
 from specblock_zoo.functional.tree import ancestor_matrix
 from specblock_zoo.structures import DraftTree, Verdict
 from specblock_zoo.targets.capture import forward_with_taps
@@ -31,48 +31,29 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the target says about the rows of one forward: logits `[rows, vocab]`, features `[1, rows, taps * hidden]`."""
+    """What the target says about the rows of a forward: logits `[rows, vocab]`, features `[1, rows, taps * hidden]`."""
 
     logits: Tensor
     features: Tensor
 
 
-def tree_mask(parents: Sequence[int], past: Tensor | int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Additive mask of root and nodes over the cache and themselves, `[1, 1, rows, past + rows]`.
-
-    Additive and in the target's dtype because eager attention adds the mask: a bool one would be wrong there.
-
-    Args:
-        past: cached columns, or their visibility as bool `[past]`.
-    """
-    visible = ancestor_matrix(parents).to(device)
-    rows = visible.shape[0]
-    length = past if isinstance(past, int) else past.shape[0]
-    mask = torch.zeros(rows, length + rows, dtype=dtype, device=device)
-    lowest = torch.finfo(dtype).min
-    if not isinstance(past, int):
-        mask[:, :length].masked_fill_(~past, lowest)
-    mask[:, length:].masked_fill_(~visible, lowest)
-    return mask[None, None]
-
-
 def compact(cache: Cache, rows: int, keep: Sequence[int]) -> None:
-    """Of the last `rows` cached columns keeps those named by `keep` (ascending), moved together; the rest is dropped."""
+    """Of the last `rows` cached columns keeps those named by `keep` (ascending), moved together; drops the rest."""
     if list(keep) != list(range(len(keep))):
-        for layer in cache.layers:
-            if getattr(layer, "keys", None) is None:
-                continue
-            index = torch.tensor(keep, device=layer.keys.device)
-            for states in (layer.keys, layer.values):
-                block = states[..., states.shape[-2] - rows :, :]
-                block[..., : len(keep), :] = block.index_select(-2, index)
+        for states in _states(cache):
+            index = torch.tensor(keep, device=states.device)
+            block = states[..., states.shape[-2] - rows :, :]
+            block[..., : len(keep), :] = block.index_select(-2, index)
     if rows > len(keep):
         cache.crop(len(keep) - rows)
 
 
-def cache_keyword(model: PreTrainedModel) -> str:
-    """Name under which the target's forward takes its cache: `cache` since transformers 5.24, else `past_key_values`."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+def _states(cache: Cache) -> Iterator[Tensor]:
+    """Keys and values of every layer that holds some."""
+    for layer in cache.layers:
+        for states in (getattr(layer, "keys", None), getattr(layer, "values", None)):
+            if isinstance(states, Tensor):
+                yield states
 
 
 class Verifier:
@@ -82,13 +63,12 @@ class Verifier:
         self.model = model
         self.tap_layers = tuple(tap_layers)
         self.cache = cache
-        self._cache_keyword = cache_keyword(model)
         self._padding: Tensor | None = None
         self._root_position = 0
 
     def read(self, prompt: Prompt) -> Reading:
         """Reads the prompt; logits only at its last token."""
-        self._padding = prompt.mask[0] if prompt.mask is not None else None
+        self._padding = prompt.mask[0].cpu() if prompt.mask is not None else None
         self._root_position = int(prompt.positions[0, -1]) + 1
         mask = None if prompt.mask is None else prompt.mask.long()
         return self._forward(prompt.ids, attention_mask=mask, position_ids=prompt.positions, logits_to_keep=1)
@@ -97,8 +77,11 @@ class Verifier:
         """One forward over the root and all nodes; row 0 is the root, row j + 1 is node j."""
         device, past = self.model.device, int(self.cache.get_seq_length())
         rows = torch.tensor([[root, *tree.tokens.tolist()], [0, *tree.depths.tolist()]]).to(device)
-        seen = past if self._padding is None else self._seen(past)
-        mask = tree_mask(tree.parents.tolist(), seen, self.model.dtype, device)
+        visible = tree_mask(ancestor_matrix(tree.parents.tolist()), past)
+        if self._padding is not None:
+            visible[:, : self._padding.shape[0]] &= self._padding
+        # Additive and in the target's dtype: eager attention adds the mask, and would add a bool one too.
+        mask = additive(visible, self.model.dtype)[None, None].to(device)
         return self._forward(rows[:1], attention_mask=mask, position_ids=rows[1:] + self._root_position)
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> list[int]:
@@ -108,11 +91,7 @@ class Verifier:
         self._root_position += len(kept)
         return kept
 
-    def _seen(self, past: int) -> Tensor:
-        assert self._padding is not None
-        return torch.nn.functional.pad(self._padding, (0, past - self._padding.shape[0]), value=True)
-
     def _forward(self, ids: Tensor, **inputs: Any) -> Reading:
-        inputs[self._cache_keyword] = self.cache
-        outputs, features = forward_with_taps(self.model, self.tap_layers, input_ids=ids, use_cache=True, **inputs)
-        return Reading(outputs.logits[0], features.features)
+        inputs |= {"input_ids": ids, "cache": self.cache, "use_cache": True}
+        outputs, features = forward_with_taps(self.model, self.tap_layers, **inputs)
+        return Reading(outputs["logits"][0], features.features)

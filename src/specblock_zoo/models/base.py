@@ -76,6 +76,10 @@ class Drafter(nn.Module, ABC):
     ) -> BranchOutput:
         """Drafts one more block from each start node."""
 
+    @abstractmethod
+    def target_tokens(self, draft_ids: Tensor) -> Tensor:
+        """Draft-vocabulary ids -> target ids, any shape, int64."""
+
     def generate(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """The explicit twin of `model.generate(*args, assistant_model=drafter, **kwargs)`; same arguments, same result."""
         return model.generate(*args, assistant_model=self, **kwargs)

@@ -1,8 +1,7 @@
 """Facts about a target family: which layers are read, where its embedding and head are, what its cache can do."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,14 +44,14 @@ class TargetFamily:
     Attributes:
         name: how we call the family; also the registry key of its tests.
         model_types: values of `config.model_type` that belong to it.
-        model_class: the transformers class, built from a config in tests.
+        config_class, model_class: the transformers classes that tests build tiny targets from.
         tiny_facts: keyword arguments of the family's smallest useful config.
     """
 
     name: str
     model_types: tuple[str, ...]
-    config_class: Callable[..., PreTrainedConfig]
-    model_class: Callable[[PreTrainedConfig], PreTrainedModel]
+    config_class: type[PreTrainedConfig]
+    model_class: type[PreTrainedModel]
     tiny_facts: tuple[tuple[str, Any], ...]
 
     def tap_layers(self, config: PreTrainedConfig) -> tuple[int, ...]:
@@ -61,23 +60,24 @@ class TargetFamily:
 
     def decoder(self, model: PreTrainedModel) -> PreTrainedModel:
         """The model without its head; its `last_hidden_state` is the state after the final norm."""
-        return model.get_decoder()
+        decoder: PreTrainedModel = model.get_decoder()
+        return decoder
 
     def decoder_layers(self, model: PreTrainedModel) -> nn.ModuleList:
         """The decoder layers, in order."""
-        return self.decoder(model).layers
+        return cast(nn.ModuleList, self.decoder(model).get_submodule("layers"))
 
     def final_norm(self, model: PreTrainedModel) -> nn.Module:
         """The norm between the last layer and the head."""
-        return self.decoder(model).norm
+        return self.decoder(model).get_submodule("norm")
 
     def embedding_weight(self, model: PreTrainedModel) -> Tensor:
         """Token embeddings `[vocab, hidden]`, the live parameter, not a copy."""
-        return model.get_input_embeddings().weight
+        return cast(nn.Embedding, model.get_input_embeddings()).weight
 
     def head_weight(self, model: PreTrainedModel) -> Tensor:
         """Rows of the language-model head `[vocab, hidden]`, the live parameter; these families have no head bias."""
-        return model.get_output_embeddings().weight
+        return cast(nn.Linear, model.get_output_embeddings()).weight
 
     def full_attention_only(self, config: PreTrainedConfig) -> bool:
         """Whether every layer attends to the whole prefix, so that a 4-D tree mask and cache compaction are exact."""
@@ -92,7 +92,9 @@ class TargetFamily:
         """A random float32 model of `tiny_config(**overrides)`, for evaluation; the global generator is untouched."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.model_class(self.tiny_config(**overrides)).float().eval().requires_grad_(False)
+            model = self.model_class(self.tiny_config(**overrides))
+        model.float().eval().requires_grad_(False)
+        return model
 
 
 TINY_SHAPE: tuple[tuple[str, Any], ...] = (

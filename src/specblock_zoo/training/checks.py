@@ -10,10 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from specblock_zoo.data.manifest import Manifest
-from specblock_zoo.errors import CacheMismatchError, ConfigurationError
+from specblock_zoo.errors import CacheMismatchError, ConfigurationError, UnknownNameError
+from specblock_zoo.functional.losses import LOSSES, RANK_LOSSES
 from specblock_zoo.models.specblock import SpecBlockConfig
 from specblock_zoo.structures import TreeSettings
 from specblock_zoo.targets.identity import TargetIdentity
+from specblock_zoo.training.rollout import RolloutSettings
 
 # How a drafter drafts, and where it comes from: may differ between a checkpoint and the run that continues it.
 FREE_FIELDS = {field.name for field in fields(TreeSettings)} | {
@@ -43,6 +45,21 @@ def check_cache(manifest: Manifest, folder: str | Path, identity: TargetIdentity
         tokenizer_sha256=identity.tokenizer_sha256,
         **comparable,
     )
+
+
+def check_objective(settings: RolloutSettings) -> None:
+    """Raises `UnknownNameError` or `ConfigurationError` unless losses exist and shares of starts lie in 0..1."""
+    for name, table in {"draft_loss": LOSSES, "rank_loss": RANK_LOSSES}.items():
+        if getattr(settings, name) not in table:
+            raise UnknownNameError(
+                f"model.objective.{name} is {getattr(settings, name)!r}; known: {', '.join(table)}.",
+                "Choose one of them.",
+            )
+    if not all(0 <= share <= 1 for share in settings.block_sampling):
+        raise ConfigurationError(
+            f"model.objective.block_sampling is {settings.block_sampling}; expected shares in 0..1.",
+            "Give one share per block after the first.",
+        )
 
 
 def check_options(options: Mapping[str, Any], facts: Mapping[str, Any]) -> None:

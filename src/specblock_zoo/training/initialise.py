@@ -123,7 +123,8 @@ def _pass_last_tap(drafter: SpecBlockDrafter, scale: float) -> None:
 def residual_rms(target: PreTrainedModel, layer: int, tokens: Sequence[int] | None = None) -> float:
     """Median over tokens of the root mean square of layer `layer`'s output.
 
-    By default over tokens spread evenly through the vocabulary. The median, because a target's first token often carries an activation a hundred times the usual size.
+    By default over tokens spread evenly through the vocabulary. The median, because a target's first token often
+    carries an activation a hundred times the usual size.
     """
     size = target.config.vocab_size
     ids = torch.tensor([tokens if tokens is not None else range(0, size, max(1, size // PROBE_TOKENS))])

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
 from specblock_zoo.targets.identity import identify
 from specblock_zoo.targets.local import load_target
 from specblock_zoo.targets.registry import family_of
-from specblock_zoo.training.checks import check_cache, check_same_drafter, check_same_vocabulary
+from specblock_zoo.training.checks import check_cache, check_objective, check_same_drafter, check_same_vocabulary
 from specblock_zoo.training.initialise import drafter_config, initialise_from_target
 from specblock_zoo.training.metrics import ReportMetric
 from specblock_zoo.training.rollout import RolloutSettings, Teacher, rollout
@@ -94,6 +95,7 @@ class DrafterModule(LightningModule):
         adamw: AdamWSettings = ADAMW,
     ) -> None:
         super().__init__()
+        check_objective(objective)
         self.save_hyperparameters()
         self.target = target
         self.drafter_options = dict(drafter or {})
@@ -186,7 +188,7 @@ class DrafterModule(LightningModule):
 
     def _new_drafter(self, target: PreTrainedModel, manifest: Manifest, vocab: VocabMap) -> SpecBlockDrafter:
         if self.initialise not in ("target", "scratch"):
-            return SpecBlockDrafter.from_pretrained(self.initialise, dtype=torch.float32)
+            return self._stored_drafter(Path(self.initialise))
         facts = {
             "tap_layers": list(manifest.fingerprint.tap_layers),
             "draft_vocab_size": len(vocab.d2t),
@@ -202,6 +204,14 @@ class DrafterModule(LightningModule):
         if self.initialise == "target":
             initialise_from_target(drafter, target)
         return drafter
+
+    def _stored_drafter(self, folder: Path) -> SpecBlockDrafter:
+        if not (folder / "config.json").is_file():
+            raise ConfigurationError(
+                f"model.initialise is {str(folder)!r}; expected target, scratch, or a drafter's folder.",
+                "Correct the name, or give a folder that holds config.json and model.safetensors.",
+            )
+        return SpecBlockDrafter.from_pretrained(folder, dtype=torch.float32).train()
 
 
 def mix_seed(seed: int, draw: str, rank: int) -> int:

@@ -29,8 +29,8 @@ class SpecBlockConfig(PreTrainedConfig):
         context_slots: slots per committed position kept as context, 1..K (published weights: K).
         rank_top: logits over which the rank summary is normalised (20 in training and decoding).
         rank_hidden_size: width of the rank head.
-        num_blocks, max_nodes, beam_width, branching, confident_root, confident_slots, merge_duplicates: drafting defaults,
-            see `TreeSettings`.
+        num_blocks, max_nodes, beam_width, branching, confident_root, confident_slots, merge_duplicates, chain,
+            bound_all_starts, min_path_prob: drafting defaults, see `TreeSettings`.
         target_name, target_revision, tokenizer_hash: provenance of the target the drafter was trained for.
         vocab_coverage: share of supervised training tokens inside the draft vocabulary, 0..1.
     """
@@ -67,6 +67,9 @@ class SpecBlockConfig(PreTrainedConfig):
     confident_root: bool = False
     confident_slots: bool = False
     merge_duplicates: bool = True
+    chain: bool = False
+    bound_all_starts: bool = True
+    min_path_prob: float = 0.0
     target_name: str | None = None
     target_revision: str | None = None
     tokenizer_hash: str | None = None
@@ -110,4 +113,7 @@ class SpecBlockConfig(PreTrainedConfig):
             confident_root=self.confident_root,
             confident_slots=self.confident_slots,
             merge_duplicates=self.merge_duplicates,
+            chain=self.chain,
+            bound_all_starts=self.bound_all_starts,
+            min_path_prob=self.min_path_prob,
         )

@@ -34,6 +34,9 @@ LONG_EXTENSION = 64
 class InputLayer(nn.Module):
     """Fuses condition, token and slot into the first state; condition and token are shared by the K slots of a position."""
 
+    reads_weight_of = ("fuse",)
+    """Layers used through slices of their weight; they cannot be replaced by layers without one."""
+
     def __init__(self, config: SpecBlockConfig) -> None:
         super().__init__()
         hidden, taps = config.hidden_size, len(config.tap_layers or (0, 0, 0))
@@ -112,7 +115,9 @@ class SpecBlockDrafter(PreTrainedModel, Drafter):
         if published.is_published(folder):
             return published.load(cls, folder, dtype=kwargs.get("dtype"))
         wants_info = kwargs.pop("output_loading_info", False)
-        drafter, info = super().from_pretrained(folder, *args, output_loading_info=True, **kwargs)
+        # Mismatched shapes are reported, and refused below by name; transformers' own error names none.
+        options = {**kwargs, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        drafter, info = super().from_pretrained(folder, *args, **options)
         check_loading(str(folder), info)
         check_vocab_map(drafter.d2t, drafter.t2d, drafter.config.vocab_size)
         return (drafter, info) if wants_info else drafter

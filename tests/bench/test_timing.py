@@ -1,0 +1,125 @@
+"""Fair timing: interleaving, medians, intervals, loops and the masked baseline."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specblock_zoo.bench.timing import (
+    LOOP_MAX_PERIOD,
+    bootstrap_interval,
+    explicit_mask,
+    interleave,
+    is_looping,
+    loop_share,
+    paired_ratios,
+    summarize,
+    thread_limit,
+    time_call,
+)
+from specblock_zoo.targets.llama import LLAMA
+
+
+def test_cases_take_turns_item_by_item_after_one_untimed_warm_up() -> None:
+    calls: list[str] = []
+
+    def case(name: str):
+        return lambda item: calls.append(f"{name}{item}") or f"{name}{item}"
+
+    moves: list[int] = []
+    timings = interleave({"a": case("a"), "b": case("b")}, [1, 2], warm_up=0, advance=lambda: moves.append(1))
+    assert calls == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    assert {name: [timed.outcome for timed in runs] for name, runs in timings.items()} == {
+        "a": ["a1", "a2"],
+        "b": ["b1", "b2"],
+    }
+    assert len(moves) == 4
+
+
+def test_time_call_measures_wall_time() -> None:
+    import time
+
+    timed = time_call(time.sleep, 0.02)
+    assert 0.02 <= timed.seconds < 2.0
+
+
+def test_thread_limit_is_restored_even_after_an_error() -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+
+    def fail() -> None:
+        with thread_limit(before + 1):
+            seen.append(torch.get_num_threads())
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail()
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+def test_summary_is_median_and_quartiles() -> None:
+    summary = summarize([4.0, 1.0, 3.0, 2.0, 5.0])
+    assert (summary.low, summary.median, summary.high, summary.count) == (2.0, 3.0, 4.0, 5)
+    assert summary.spread == pytest.approx(2 / 3)
+    assert summarize([7.0]).spread == 0.0
+
+
+def test_ratios_are_paired_and_need_equal_lengths() -> None:
+    assert paired_ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+    with pytest.raises(ValueError, match="zip"):
+        paired_ratios([1.0], [1.0, 2.0])
+
+
+def test_bootstrap_interval_holds_the_median_and_repeats_with_its_seed() -> None:
+    values = [1.0, 1.2, 1.3, 1.4, 1.5, 1.9, 1.1, 1.35]
+    low, high = bootstrap_interval(values, seed=3)
+    assert min(values) <= low <= summarize(values).median <= high <= max(values)
+    assert low < high
+    assert bootstrap_interval(values, seed=3) == (low, high)
+    assert bootstrap_interval([2.0]) == (2.0, 2.0)
+    assert bootstrap_interval([2.0, 2.0]) == (2.0, 2.0)
+
+
+@given(
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=LOOP_MAX_PERIOD, unique=True),
+    st.lists(st.integers(2 * 10**6, 3 * 10**6), max_size=20, unique=True),
+)
+def test_a_repeated_phrase_is_a_loop_from_three_repeats_and_24_tokens_on(phrase: list[int], lead: list[int]) -> None:
+    period = len(phrase)
+    needed = max(24, 3 * period)
+    repeated = phrase * (needed // period + 1)
+    assert is_looping([*lead, *repeated[:needed], -1])
+    assert not is_looping([*lead, *repeated[: needed - 1], -1])
+
+
+def test_loop_share_counts_texts() -> None:
+    assert loop_share([[1] * 24, list(range(50))]) == 0.5
+    assert loop_share([]) == 0.0
+
+
+@pytest.mark.parametrize("visible", [(1, 1, 1, 1), (0, 1, 1, 1)])
+def test_explicit_mask_changes_the_kernel_and_not_the_logits(visible: tuple[int, ...]) -> None:
+    model, ids, mask = LLAMA.tiny_model(), torch.tensor([[5, 6, 7, 8]]), torch.tensor([visible])
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    shapes: list[tuple[int, ...] | None] = []
+
+    def note(module: torch.nn.Module, args: object, kwargs: dict[str, torch.Tensor | None]) -> None:
+        given = kwargs["attention_mask"]
+        shapes.append(None if given is None else tuple(given.shape))
+
+    def last_logits() -> torch.Tensor:
+        read = model(input_ids=ids[:, :3], attention_mask=mask[:, :3], position_ids=positions[:, :3], use_cache=True)
+        return model(
+            input_ids=ids[:, 3:], attention_mask=mask, position_ids=positions[:, 3:], cache=read["cache"]
+        ).logits
+
+    model.get_decoder().layers[0].register_forward_pre_hook(note, with_kwargs=True)
+    plain = last_logits()
+    with explicit_mask(model):
+        masked = last_logits()
+    torch.testing.assert_close(masked, plain)
+    assert shapes[3] == (1, 1, 1, 4)
+    if all(visible):
+        assert shapes[1] is None
+    assert not model._forward_pre_hooks

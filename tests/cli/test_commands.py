@@ -1,0 +1,80 @@
+"""Plain functions as subcommands: their signature is their interface."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from specblock_zoo.cli.commands import COMMANDS, add_options, cache, call, settings_class, summary
+from specblock_zoo.data.build_cache import CacheSettings
+from specblock_zoo.data.manifest import read_manifest
+from tests.support.tiny import TinyRun
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """Knobs.
+
+    Attributes:
+        size: how much.
+        names: of what.
+    """
+
+    size: int
+    names: list[str]
+
+
+def turn(settings: Knobs) -> None:
+    """Turns the knobs."""
+    calls.append(settings)
+
+
+def say(word: str, times: int = 2) -> None:
+    """Says a word."""
+    calls.append((word, times))
+
+
+calls: list[object] = []
+
+
+def parsed(command: object, arguments: list[str]) -> dict[str, object]:
+    parser = ArgumentParser(exit_on_error=False)
+    add_options(parser, command)  # type: ignore[arg-type]  # either of the two above
+    return vars(parser.instantiate(parser.parse_args(arguments)))
+
+
+def test_a_required_parameter_is_positional_and_the_others_are_flags() -> None:
+    calls.clear()
+    call(say, parsed(say, ["hello", "--times", "3"]))
+    assert calls == [("hello", 3)]
+
+
+def test_the_fields_of_a_settings_dataclass_are_flags() -> None:
+    calls.clear()
+    call(turn, parsed(turn, ["--size", "4", "--names", "a", "b"]))
+    assert calls == [Knobs(4, ["a", "b"])]
+
+
+def test_every_command_has_a_one_line_summary() -> None:
+    for command in COMMANDS.values():
+        assert 10 < len(summary(command)) < 120
+
+
+def test_only_cache_takes_a_settings_dataclass() -> None:
+    assert {name: settings_class(command) for name, command in COMMANDS.items()} == {
+        "cache": CacheSettings,
+        "generate": None,
+        "demo": None,
+    }
+
+
+def test_cache_builds_a_folder_and_says_so(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "cache"
+    cache(CacheSettings([str(tiny_run.records)], str(tiny_run.target), str(out), draft_vocab_size=48, dtype="float32"))
+    manifest = read_manifest(out)
+    assert manifest.complete
+    tokens = sum(shard.tokens for shard in manifest.shards)
+    assert f"{out}: {tokens:,} tokens" in capsys.readouterr().out

@@ -1,0 +1,74 @@
+"""`specblock generate`, as a user types it."""
+
+import pytest
+
+from specblock_zoo.cli.generate import Sampling
+from specblock_zoo.cli.main import USER_ERROR, main
+from tests.support.tiny_pair import POSITIONS, TinyFolders
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code of a command line, whether it returns or leaves through `SystemExit`."""
+    try:
+        return main(arguments)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+
+
+def command(folders: TinyFolders, prompt: str, *flags: str, drafter: bool = True) -> list[str]:
+    drafting = ["--drafter", str(folders.drafter)] if drafter else []
+    return ["generate", prompt, "--target", str(folders.target), *drafting, "--max_new_tokens=12", *flags]
+
+
+@pytest.mark.parametrize("flags", [(), ("--sampling.temperature=1.0", "--sampling.seed=3"), ("--dtype=float32",)])
+def test_a_drafter_leaves_the_streamed_text_as_it_is(
+    tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    assert run(command(tiny_folders, "What is it?", *flags, drafter=False)) == 0
+    plain = capsys.readouterr()
+    assert run(command(tiny_folders, "What is it?", *flags)) == 0
+    drafted = capsys.readouterr()
+    assert drafted.out == plain.out
+    assert len(plain.out.strip()) > 0
+    assert "tau" in drafted.err
+    assert "tau" not in plain.err
+
+
+def test_an_answer_that_ends_at_once_has_no_tau(tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command(tiny_folders, "hi", "--max_new_tokens=1")) == 0
+    assert "tau" not in capsys.readouterr().err
+
+
+def test_the_seed_decides_the_sampled_text(tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for seed in (1, 1, 2):
+        run(command(tiny_folders, "hi", "--sampling.temperature=1.0", f"--sampling.seed={seed}", drafter=False))
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--drafter", "specblock-nobody"), "No drafter is called 'specblock-nobody'"),
+        (("--max_new_tokens=9999",), f"the target has {POSITIONS} positions"),
+    ],
+)
+def test_mistakes_cost_one_paragraph_and_exit_code_2(
+    tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], problem: str
+) -> None:
+    assert run(command(tiny_folders, "hi", *flags, drafter=False)) == USER_ERROR
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert problem in captured.err
+    assert len(captured.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("flag", ["--max_new_tokens=0", "--sampling.temperature=-1", "--dtype=float8"])
+def test_values_out_of_range_are_usage_errors(tiny_folders: TinyFolders, flag: str) -> None:
+    assert run(command(tiny_folders, "hi", flag)) == USER_ERROR
+
+
+def test_temperature_zero_is_greedy() -> None:
+    assert Sampling().arguments == {"do_sample": False}
+    assert Sampling(0.7).arguments == {"do_sample": True, "temperature": 0.7}

@@ -1,0 +1,149 @@
+"""`specblock fit` and `validate`, from the flags to the files."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.cli import LightningCLI
+
+from specblock_zoo.cli.commands import COMMANDS
+from specblock_zoo.cli.main import main
+from specblock_zoo.cli.train import SpecBlockCLI
+from specblock_zoo.models.specblock import SpecBlockDrafter
+from tests.support import REPOSITORY
+from tests.support.fit import QUIET, fit, run_options
+from tests.support.tiny import TinyRun, build_tiny_cache, save_tiny_target
+
+pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
+CONFIGS = sorted((REPOSITORY / "configs" / "train").glob("*.yaml"))
+CHECKPOINT = [
+    "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
+    "--trainer.callbacks.save_last=true",
+    "--trainer.callbacks.every_n_train_steps=1",
+    "--trainer.callbacks.save_top_k=-1",
+    "--trainer.callbacks.filename={step}",
+    "--trainer.callbacks+=specblock_zoo.training.callbacks.ExportDrafter",
+]
+
+
+def checkpoints(folder: Path) -> Path:
+    return folder / "run" / "version_0" / "checkpoints"
+
+
+def rows(folder: Path, column: str) -> list[float]:
+    with (folder / "run" / "version_0" / "metrics.csv").open() as lines:
+        return [float(row[column]) for row in csv.DictReader(lines) if row.get(column)]
+
+
+def test_only_the_subcommands_we_mean_to_offer() -> None:
+    assert set(SpecBlockCLI.subcommands()) == {"fit", "validate"} <= set(LightningCLI.subcommands())
+    assert not set(COMMANDS) & set(SpecBlockCLI.subcommands())
+
+
+def test_the_loss_falls_on_a_repeated_batch_and_validation_is_logged(tiny_run: TinyRun, tmp_path: Path) -> None:
+    assert fit(tiny_run, tmp_path, "--trainer.max_steps=12", "--model.adamw.learning_rate=0.005") == 0
+    losses = rows(tmp_path, "train_loss_nats")
+    assert losses[-1] < 0.7 * losses[0]
+    assert rows(tmp_path, "val_tau_teacher_forced")[-1] >= 1
+    assert rows(tmp_path, "val_rows")[-1] > 0
+    for name in ("val_alpha_b0_s0", "val_alpha_b2_s3", "val_precision_0", "val_recall_3", "val_f1_2"):
+        assert all(0 <= value <= 1 for value in rows(tmp_path, name))
+
+
+def test_a_resumed_run_ends_bit_for_bit_where_an_uninterrupted_one_does(tiny_run: TinyRun, tmp_path: Path) -> None:
+    # Three batches an epoch: the checkpoint after five updates lies in mid-epoch.
+    flags = ["--trainer.max_steps=8", "--data.batch_tokens=120", "--trainer.check_val_every_n_epoch=2", *CHECKPOINT]
+    assert fit(tiny_run, tmp_path / "whole", *flags) == 0
+    middle = checkpoints(tmp_path / "whole") / "step=5.ckpt"
+    assert fit(tiny_run, tmp_path / "resumed", *flags, f"--ckpt_path={middle}") == 0
+    whole, resumed = (
+        torch.load(checkpoints(tmp_path / name) / "last.ckpt", weights_only=True) for name in ("whole", "resumed")
+    )
+    assert whole["global_step"] == resumed["global_step"] == 8
+    assert whole["epoch"] >= 1
+    assert whole["state_dict"].keys() == resumed["state_dict"].keys()
+    for name, tensor in whole["state_dict"].items():
+        assert torch.equal(tensor, resumed["state_dict"][name]), name
+    middle_weights = torch.load(middle, weights_only=True)["state_dict"]
+    assert any(not torch.equal(tensor, middle_weights[name]) for name, tensor in whole["state_dict"].items())
+
+
+def test_the_exported_folder_is_the_checkpoints_drafter(tiny_run: TinyRun, tmp_path: Path) -> None:
+    assert fit(tiny_run, tmp_path, "--trainer.max_steps=2", *CHECKPOINT) == 0
+    stored = torch.load(checkpoints(tmp_path) / "last.ckpt", weights_only=True)["state_dict"]
+    drafter = SpecBlockDrafter.from_pretrained(checkpoints(tmp_path) / "drafter")
+    assert {f"drafter.{name}" for name in drafter.state_dict()} == set(stored)
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(tensor, stored[f"drafter.{name}"]), name
+
+
+def test_validate_scores_a_checkpoint_as_its_training_run_did(tiny_run: TinyRun, tmp_path: Path) -> None:
+    assert fit(tiny_run, tmp_path, "--trainer.max_epochs=1", *CHECKPOINT) == 0
+    expected = rows(tmp_path, "val_loss_nats")[-1]
+    options = run_options(tiny_run, tmp_path / "validation")
+    assert main(["validate", *options, f"--ckpt_path={checkpoints(tmp_path) / 'last.ckpt'}"]) == 0
+    assert rows(tmp_path / "validation", "val_loss_nats")[-1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_cache_of_another_target_ends_with_exit_code_two(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_target(tmp_path / "other", seed=1)
+    options = run_options(tiny_run, tmp_path)
+    assert main(["fit", *options, f"--model.target={tmp_path / 'other'}", "--trainer.max_steps=1"]) == 2
+    said = capsys.readouterr().err
+    assert "error:" in said
+    assert "weights_sha256" in said
+    assert not (tmp_path / "run" / "version_0" / "checkpoints").exists()
+
+
+def test_a_checkpoint_of_another_vocabulary_ends_with_exit_code_two(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(tiny_run, tmp_path, "--trainer.max_steps=1", *CHECKPOINT) == 0
+    other = build_tiny_cache(tmp_path / "cache", tiny_run.target, tiny_run.records, draft_vocab_size=40)
+    flags = ["--trainer.max_steps=2", f"--data.cache_dir={other}", f"--ckpt_path={checkpoints(tmp_path) / 'last.ckpt'}"]
+    assert fit(tiny_run, tmp_path / "again", *flags) == 2
+    assert "draft_vocab_size is 48 there and 40 here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--model.drafter.tap_layers=[1,2]", "tap_layers is [1, 2, 3], not [1, 2]"),
+        ("--model.drafter.blok_width=4", "no option blok_width"),
+        ("--model.drafter.block_width=0", "block_width"),
+        ("--model.objective.draft_loss=squared", "draft_loss is 'squared'"),
+        ("--model.objective.block_sampling=[2.0]", "block_sampling"),
+        ("--model.initialise=nowhere", "nowhere"),
+        ("--data.cache_dir=nowhere", "nowhere"),
+        ("--model.target=/nowhere", "nowhere"),
+        ("--data.val_fraction=1.5", "1.5"),
+        ("--trainer.max_epochs=-1", "finite"),
+    ],
+)
+def test_every_mistake_is_one_paragraph_and_exit_code_two(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, words: str
+) -> None:
+    assert fit(tiny_run, tmp_path, "--trainer.max_epochs=1", flag) == 2
+    paragraph = capsys.readouterr().err.strip().splitlines()[-1]
+    assert paragraph.startswith("error: ")
+    assert words in paragraph
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_training_configuration_runs(tiny_run: TinyRun, tmp_path: Path, config: Path) -> None:
+    flags = ["--trainer.fast_dev_run=true", "--trainer.max_epochs=1"]
+    assert main(["fit", f"--config={config}", *run_options(tiny_run, tmp_path), *flags]) == 0
+
+
+def test_the_default_configuration_needs_a_cache_folder_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = REPOSITORY / "configs" / "train" / "smollm2-135m.yaml"
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", f"--config={config}", f"--data.cache_dir={tmp_path}", "--print_config"])
+    assert ended.value.code == 0
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["cache_dir"] == str(tmp_path)

@@ -1,0 +1,204 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specblock_zoo.data import build_cache as module
+from specblock_zoo.data.build_cache import CacheSettings, build_cache, length_sorted_batches
+from specblock_zoo.data.feature_cache import FeatureCache, to_bits
+from specblock_zoo.data.manifest import read_manifest
+from specblock_zoo.errors import (
+    BadRecordError,
+    CacheMismatchError,
+    ConfigurationError,
+    EmptyDataError,
+    NoSupervisedTokensError,
+    TargetMismatchError,
+)
+from specblock_zoo.targets.capture import capture
+from tests.support.tiny import save_tiny_target, write_records
+
+FILES = ("manifest.json", "vocab.safetensors", "shard-00000.arrow", "shard-00001.arrow", "shard-00002.arrow")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    return folder, save_tiny_target(folder)
+
+
+@pytest.fixture
+def settings(target, tmp_path):
+    records = write_records(tmp_path / "records.jsonl", count=12)
+    return CacheSettings(
+        records=[str(records)],
+        target=str(target[0]),
+        out=str(tmp_path / "cache"),
+        max_length=64,
+        draft_vocab_size=48,
+        shard_size=5,
+        batch_tokens=70,
+        dtype="float32",
+    )
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_cache_holds_what_the_target_says_about_each_record(settings, target, tmp_path):
+    manifest = build_cache(settings)
+    cache = FeatureCache(settings.out)
+    records = {r["id"]: r for r in map(json.loads, (tmp_path / "records.jsonl").read_text().splitlines())}
+    assert sorted(records) == sorted(record_id for _, record_id in cache.lengths_and_ids())
+    for i in range(len(cache)):
+        read = cache[i]
+        record = records[read.id]
+        ids = [*record["prompt_ids"], *record["answer_ids"]]
+        assert read.input_ids.tolist() == ids
+        assert read.loss_mask.tolist() == [False] * len(record["prompt_ids"]) + [True] * len(record["answer_ids"])
+        alone = capture(target[1], (1, 2, 3), torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool))
+        expected = [*alone.features[0].chunk(3, dim=-1), alone.last_hidden[0]]
+        for bits, states in zip((*read.taps, read.last_hidden), expected, strict=True):
+            # Another batch shape may round the last bit of bfloat16 the other way.
+            steps = np.abs(bits.astype(np.int32) - to_bits(states).astype(np.int32))
+            assert steps.max() <= 1
+            assert (steps == 0).mean() > 0.99
+    assert manifest == read_manifest(cache.folder) == cache.manifest
+    assert manifest.complete
+
+
+def test_a_finished_folder_holds_the_cache_and_nothing_else(settings, tmp_path):
+    build_cache(settings)
+    assert sorted(contents(tmp_path / "cache")) == sorted(FILES)
+
+
+def test_the_vocabulary_map_covers_what_the_manifest_says(settings):
+    manifest = build_cache(settings)
+    cache = FeatureCache(settings.out)
+    inside = cache.vocab_map().t2d.numpy()
+    supervised = np.concatenate([cache[i].input_ids[cache[i].loss_mask] for i in range(len(cache))])
+    assert inside[supervised].mean() == pytest.approx(manifest.vocab_coverage)
+    assert inside[2], "the end-of-text token is always drafted"
+
+
+def test_killed_runs_are_taken_up_where_they_stopped_and_end_in_the_same_bytes(settings, tmp_path, monkeypatch):
+    build_cache(replace(settings, out=str(tmp_path / "whole")))
+    write_shard, calls = module.write_shard, []
+
+    def killed_on_the_second(path, *arguments):
+        calls.append(path.name)
+        if len(calls) == 2:
+            path.with_name(f".{path.name}.tmp").write_bytes(b"half a shard")
+            raise KeyboardInterrupt
+        return write_shard(path, *arguments)
+
+    monkeypatch.setattr(module, "write_shard", killed_on_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        build_cache(settings)
+    assert len(read_manifest(tmp_path / "cache").shards) == 1
+    build_cache(settings)
+    assert calls == ["shard-00000.arrow", "shard-00001.arrow", "shard-00001.arrow", "shard-00002.arrow"]
+    assert contents(tmp_path / "cache") == contents(tmp_path / "whole")
+
+
+def test_a_finished_cache_is_not_computed_again(settings, monkeypatch):
+    first = build_cache(settings)
+
+    def refuse(*arguments):
+        raise AssertionError("the target ran again")
+
+    monkeypatch.setattr(module, "capture_examples", refuse)
+    assert build_cache(settings) == first
+
+
+def test_a_truncated_shard_is_computed_again(settings, tmp_path):
+    build_cache(settings)
+    whole = contents(tmp_path / "cache")
+    file = tmp_path / "cache" / "shard-00001.arrow"
+    file.write_bytes(file.read_bytes()[:-9])
+    build_cache(settings)
+    assert contents(tmp_path / "cache") == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tap_layers": [0, 2, 3]}, r"tap_layers is \(1, 2, 3\), not \(0, 2, 3\)"),
+        ({"dtype": "bfloat16"}, "dtype is 'float32', not 'bfloat16'"),
+        ({"max_length": 20}, "max_length is 64, not 20"),
+        ({"seed": 1}, "seed is 0, not 1"),
+    ],
+)
+def test_a_folder_with_another_cache_is_refused_and_left_as_it_is(settings, tmp_path, change, named):
+    build_cache(settings)
+    before = contents(tmp_path / "cache")
+    with pytest.raises(CacheMismatchError, match=named):
+        build_cache(replace(settings, **change))
+    assert contents(tmp_path / "cache") == before
+
+
+def test_a_cache_of_another_target_is_refused(settings, tmp_path):
+    build_cache(settings)
+    save_tiny_target(tmp_path / "other", seed=1)
+    with pytest.raises(CacheMismatchError, match="weights_sha256"):
+        build_cache(replace(settings, target=str(tmp_path / "other")))
+
+
+def test_edited_records_are_not_taken_for_the_same_data(settings, tmp_path):
+    build_cache(settings)
+    write_records(tmp_path / "records.jsonl", count=12, seed=9)
+    with pytest.raises(CacheMismatchError, match="data_sha256"):
+        build_cache(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", EmptyDataError),
+        ("{}\n", BadRecordError),
+        ('{"id": "a", "prompt_ids": [4], "answer_ids": []}\n', NoSupervisedTokensError),
+        ('{"id": "a", "prompt_ids": [4], "answer_ids": [9999]}\n', TargetMismatchError),
+        ('{"id": "a", "prompt_ids": [4], "answer_ids": [5], "target": "another"}\n', TargetMismatchError),
+    ],
+)
+def test_bad_records_are_refused_before_anything_is_written(settings, tmp_path, text, error):
+    (tmp_path / "records.jsonl").write_text(text)
+    with pytest.raises(error):
+        build_cache(settings)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tap_layers": [1, 7]}, "7 layers"),
+        ({"shard_size": 0}, "shard_size is 0"),
+        ({"dtype": "float8"}, "dtype is 'float8'"),
+        ({"records": ["absent.jsonl"]}, "absent.jsonl"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_written(settings, tmp_path, change, named):
+    with pytest.raises(ConfigurationError, match=named):
+        build_cache(replace(settings, **change))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_full_disk_is_foreseen(settings, tmp_path, monkeypatch):
+    usage = module.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(ConfigurationError, match="GB free"):
+        build_cache(settings)
+    assert not (tmp_path / "cache").exists()
+
+
+@given(lengths=st.lists(st.integers(1, 40), max_size=30), bound=st.integers(1, 100))
+def test_forward_batches_hold_every_sequence_once_within_the_bound(lengths, bound):
+    batches = list(length_sorted_batches(lengths, bound))
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= bound

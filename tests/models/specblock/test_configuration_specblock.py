@@ -1,0 +1,40 @@
+"""A configuration is checked when it is made, and survives a file."""
+
+from pathlib import Path
+
+import pytest
+
+from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.models.specblock import SpecBlockConfig
+from tests.support.drafters import tiny_config
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("shift", "sideways"),
+        ("context_slots", 0),
+        ("context_slots", 4),
+        ("draft_vocab_size", 41),
+        ("branching", (1, 2, 3)),
+        ("num_key_value_heads", 3),
+        ("head_dim", 7),
+    ],
+)
+def test_values_out_of_range_are_named(field: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=field) as caught:
+        tiny_config(**{field: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_file_round_trip_keeps_every_field(tmp_path: Path) -> None:
+    config = tiny_config(tap_layers=[0, 1, 2], rope_theta=123.0, vocab_coverage=0.97, branching=[1, 2, 3, 4])
+    config.save_pretrained(tmp_path)
+    loaded = SpecBlockConfig.from_pretrained(tmp_path)
+    assert {**loaded.to_dict(), "_name_or_path": ""} == {**config.to_dict(), "_name_or_path": ""}
+
+
+def test_tree_settings_follow_the_configuration() -> None:
+    settings = tiny_config(num_blocks=3, max_nodes=7, branching=[1, 2, 3, 0], merge_duplicates=False).tree_settings
+    assert (settings.num_blocks, settings.max_nodes, settings.branching) == (3, 7, (1, 2, 3, 0))
+    assert not settings.merge_duplicates

@@ -1,0 +1,142 @@
+"""Cached drafting equals the dense reference; files are read strictly."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specblock_zoo.errors import VocabularyMismatchError, WeightsMismatchError
+from specblock_zoo.models.specblock import SpecBlockDrafter
+from specblock_zoo.models.specblock import modeling_specblock as modeling
+from specblock_zoo.models.specblock.dense import dense_blocks
+from specblock_zoo.structures import BranchMemory, ContextOutput, KeyValues
+from tests.support.drafters import DRAFT_VOCAB, HIDDEN, VOCAB, WIDTH, tiny_drafter
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+LENGTH = 9
+VARIANTS = [
+    {"context_slots": kept, "shift": shift, "advance_positions": advance}
+    for kept, shift, advance in [(1, "every_layer", True), (2, "between_layers", True), (3, "none", False)]
+]
+
+
+def sequence() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(1, LENGTH, 3 * HIDDEN), torch.randint(VOCAB, (1, LENGTH))
+
+
+def joined(parts: list[tuple[KeyValues, ...]]) -> tuple[KeyValues, ...]:
+    return tuple(KeyValues(*(torch.cat(t, 2) for t in zip(*layer, strict=True))) for layer in zip(*parts, strict=True))
+
+
+def extend_in_pieces(drafter: SpecBlockDrafter, ends: list[int]) -> tuple[ContextOutput, tuple[KeyValues, ...]]:
+    features, tokens = sequence()
+    context: list[tuple[KeyValues, ...]] = []
+    start = 0
+    for end in ends:
+        positions = torch.arange(start, end)[None]
+        past = joined(context) if context else None
+        output = drafter.extend(features[:, start:end], tokens[:, start:end], positions, past)
+        context.append(output.context)
+        start = end
+    return output, joined(context)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("ends", [[9], [4, 9], [1, 2, 3, 8, 9]])
+def test_first_block_equals_dense_reference_however_the_context_came(variant, ends) -> None:  # type: ignore[no-untyped-def]
+    drafter = tiny_drafter(**variant)
+    output, _ = extend_in_pieces(drafter, ends)
+    expected = dense_blocks(drafter, *sequence())[0]
+    torch.testing.assert_close(output.block.hidden[0], expected.hidden[0, -1], **CLOSE)
+    torch.testing.assert_close(output.block.logits[0], expected.logits[0, -1], **CLOSE)
+    torch.testing.assert_close(output.block.rank_logits[0], expected.rank_logits[0, -1], **CLOSE)
+
+
+def test_long_extensions_take_another_kernel_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = tiny_drafter(context_slots=2)
+    expected, _ = extend_in_pieces(drafter, [3, 9])
+    monkeypatch.setattr(modeling, "LONG_EXTENSION", 0)
+    found, _ = extend_in_pieces(drafter, [3, 9])
+    torch.testing.assert_close(found.block.logits, expected.block.logits, **CLOSE)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("starts", [(1, 1), (3, 2), (2, 3)])
+def test_later_blocks_equal_dense_reference(variant, starts) -> None:  # type: ignore[no-untyped-def]
+    drafter = tiny_drafter(**variant)
+    features, tokens = sequence()
+    position = 2
+    dense = dense_blocks(drafter, features, tokens, starts)
+    first = drafter.extend(features[:, : position + 1], tokens[:, : position + 1], torch.arange(position + 1)[None])
+    kept = drafter.config.context_slots
+    context = tuple(KeyValues(kv.keys[:, :, :-kept], kv.values[:, :, :-kept]) for kv in first.context)
+    block, path, mask, depth = first.block, first.path, torch.zeros(1, 0, dtype=torch.bool), 0
+    memory = tuple(KeyValues(kv.keys[:, :, :0], kv.values[:, :, :0]) for kv in path)
+    for number, start in enumerate(starts, 1):
+        depth += start
+        memory = joined([memory, path])
+        mask = torch.cat((mask, torch.arange(WIDTH)[None] < start), dim=1)
+        seen = BranchMemory(context, memory, mask)
+        fed = tokens[:, position + depth]
+        output = drafter.branch(fed, block.hidden[:, start - 1], torch.tensor([depth]), torch.tensor(position), seen)
+        block, path = output.block, output.path
+        torch.testing.assert_close(block.logits[0], dense[number].logits[0, position], **CLOSE)
+
+
+def test_hidden_context_rows_change_nothing() -> None:
+    drafter = tiny_drafter()
+    features, tokens = sequence()
+    context = drafter.extend(features[:, :5], tokens[:, :5], torch.arange(5)[None]).context
+    noise = tuple(KeyValues(*(torch.cat((torch.randn_like(t), t), 2) for t in kv)) for kv in context)
+    mask = (torch.arange(10) >= 5)[None]
+    arguments = (features[:, 5:7], tokens[:, 5:7], torch.arange(5, 7)[None])
+    plain, hidden = drafter.extend(*arguments, context), drafter.extend(*arguments, noise, mask)
+    torch.testing.assert_close(plain.block.logits, hidden.block.logits, **CLOSE)
+
+
+def test_shift_starts_as_the_identity() -> None:
+    shifted, plain = tiny_drafter(shift="every_layer"), tiny_drafter(shift="none")
+    plain.load_state_dict({k: v for k, v in shifted.state_dict().items() if "shift_proj" not in k})
+    plain.attach(shifted.embedding)
+    a, b = (drafter.extend(*sequence(), torch.arange(LENGTH)[None]).block.logits for drafter in (shifted, plain))
+    torch.testing.assert_close(a, b, **CLOSE)
+
+
+def test_folder_round_trip(tmp_path: Path) -> None:
+    drafter = tiny_drafter()
+    drafter.save_pretrained(tmp_path)
+    assert not any("embed_tokens" in name for name in load_file(tmp_path / "model.safetensors"))
+    loaded = SpecBlockDrafter.from_pretrained(tmp_path)
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("fault", ["missing", "extra", "reshaped"])
+def test_wrong_weight_files_are_refused_by_tensor_name(tmp_path: Path, fault: str) -> None:
+    tiny_drafter().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    if fault == "missing":
+        del weights["norm.weight"]
+    elif fault == "extra":
+        weights["another.weight"] = torch.zeros(2)
+    else:
+        weights["norm.weight"] = torch.zeros(HIDDEN + 1)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WeightsMismatchError, match="another" if fault == "extra" else "norm"):
+        SpecBlockDrafter.from_pretrained(tmp_path)
+
+
+def test_contradicting_vocabulary_map_is_refused(tmp_path: Path) -> None:
+    drafter = tiny_drafter()
+    drafter.d2t[3] += 1
+    drafter.save_pretrained(tmp_path)
+    with pytest.raises(VocabularyMismatchError):
+        SpecBlockDrafter.from_pretrained(tmp_path)
+
+
+def test_target_tokens_follow_the_vocabulary_map() -> None:
+    drafter = tiny_drafter()
+    assert drafter.draft_tokens.tolist() == drafter.t2d.nonzero()[:, 0].tolist()
+    assert drafter.target_tokens(torch.arange(DRAFT_VOCAB)).tolist() == drafter.draft_tokens.tolist()

@@ -1,0 +1,16 @@
+"""Scripts of the checkout as modules."""
+
+import importlib.util
+from types import ModuleType
+
+from tests.support import REPOSITORY
+
+
+def load_script(name: str) -> ModuleType:
+    """The script `scripts/<name>.py`, imported without running its command line."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,8 @@
+from specblock_zoo.targets.qwen3 import QWEN3
+
+
+def test_tiny_qwen3_has_a_head_size_that_hidden_over_heads_would_get_wrong():
+    config = QWEN3.tiny_config()
+    assert config.model_type in QWEN3.model_types
+    assert config.head_dim != config.hidden_size // config.num_attention_heads
+    assert not config.tie_word_embeddings
