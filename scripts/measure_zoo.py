@@ -1,6 +1,6 @@
 """Measures a drafter on task files and writes `records.jsonl` and `results.json`.
 
-Usage: python scripts/measure_zoo.py zoo/<name> --tasks mt_bench.jsonl humaneval.jsonl --limit 20
+Usage: python scripts/measure_zoo.py --drafter NAME --tasks+=mt_bench.jsonl --tasks+=humaneval.jsonl --limit=20
 Task files are JSON lines of `id`, `category`, `turns`; only the first turn is asked. 40 prompts of 128 new tokens take
 about 12 minutes on two cores.
 """
@@ -112,14 +112,14 @@ def public_command(arguments: list[str]) -> str:
     """The command line with paths outside the checkout cut to their names: where they lay means nothing elsewhere."""
 
     def shorten(argument: str) -> str:
-        path = Path(argument)
-        inside = path.resolve().is_relative_to(ROOT)
-        if not path.exists():
+        flag, equals, value = argument.rpartition("=")
+        path = Path(value).resolve()
+        if "/" not in value or not path.exists():
             return argument
-        return str(path.resolve().relative_to(ROOT)) if inside else path.name
+        return flag + equals + (str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name)
 
     return shlex.join(["python", *map(shorten, arguments)])
 
 
 if __name__ == "__main__":
-    auto_cli(measure)
+    auto_cli(measure, as_positional=False)

@@ -51,7 +51,7 @@ class BranchMemory:
     """What start nodes may look at, beside their own block.
 
     Attributes:
-        context: per layer, rows of the committed positions before the drafting position, `[1, kv_heads, length, head_dim]`.
+        context: per layer, rows of the positions before the drafting position, `[1, kv_heads, length, head_dim]`.
         path: per layer, slots of the earlier blocks on each start's path, `[rows, kv_heads, path, head_dim]`.
         path_mask: which of them the start may see, bool `[rows, path]`.
     """

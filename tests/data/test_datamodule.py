@@ -77,7 +77,7 @@ def test_a_loader_is_taken_up_at_the_same_batch(cache_dir, num_workers, left):
 
 
 def test_without_validation_there_is_no_validation_loader(cache_dir):
-    assert data_module(cache_dir, val_fraction=0).val_dataloader() == []
+    assert data_module(cache_dir, val_fraction=0.0).val_dataloader() == []
 
 
 def test_sequences_are_cut_at_max_length(cache_dir):

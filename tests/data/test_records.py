@@ -41,6 +41,8 @@ def test_a_record_of_messages_is_read_whole():
         ('{"id": "a", "prompt_ids": [1], "answer_ids": [2.5]}', "answer_ids"),
         ('{"id": "a", "prompt_ids": [1], "answer_ids": [true]}', "answer_ids"),
         ('{"id": "a", "messages": [{"role": "user"}]}', "messages"),
+        ('{"id": "a", "prompt_ids": [1], "answer_ids": [2], "temperature": "hot"}', "temperature is 'hot'"),
+        ('{"id": "a", "prompt_ids": [1], "answer_ids": [2], "target": 7}', "target is 7"),
     ],
 )
 def test_a_bad_line_is_refused_with_file_line_and_reason(tmp_path, line, reason):

@@ -28,4 +28,6 @@ def test_total_loss_and_every_recorded_gradient(golden_dir: Path) -> None:
         found = drafter.get_parameter(name).grad
         assert found is not None, name
         scale = float(expected.abs().max())
-        torch.testing.assert_close(found / scale, expected / scale, atol=1e-4, rtol=1e-4, msg=lambda text, n=name: n + text)
+        torch.testing.assert_close(
+            found / scale, expected / scale, atol=1e-4, rtol=1e-4, msg=lambda text, n=name: n + text
+        )

@@ -32,7 +32,7 @@ def test_another_targets_embeddings_are_refused_with_both_shapes(shape: tuple[in
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda drafter: pickle.loads(pickle.dumps(drafter))])
-def test_copies_leave_the_targets_table_behind(duplicate) -> None:  # type: ignore[no-untyped-def]
+def test_copies_leave_the_targets_table_behind(duplicate) -> None:
     drafter = tiny_drafter()
     twin = duplicate(drafter)
     assert isinstance(twin, SpecBlockDrafter)

@@ -58,7 +58,9 @@ def test_unknown_rope_scaling_is_refused_by_name() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(0, 5), st.integers(1, 4), st.integers(0, 999))
+@given(
+    st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(0, 5), st.integers(1, 4), st.integers(0, 999)
+)
 def test_split_attention_equals_joined_attention(
     batch: int, rows: int, length: int, context: int, path: int, seed: int
 ) -> None:

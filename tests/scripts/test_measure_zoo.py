@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonargparse import auto_cli
 
 from specblock_zoo.bench.records import read_records, read_results
 from specblock_zoo.bench.report import PROMPT_LOOKUP, summarize_run
@@ -44,10 +45,24 @@ def test_results_are_the_sum_of_the_records(
     assert "torch" in made.versions
 
 
-def test_the_command_keeps_checkout_paths_and_shortens_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_keeps_checkout_paths_and_shortens_others(tmp_path: Path) -> None:
     task = write_task(tmp_path / "chat.jsonl", 1)
-    monkeypatch.chdir(REPOSITORY)
-    arguments = [str(REPOSITORY / "scripts" / "measure_zoo.py"), "specblock-tiny", "--tasks", str(task), "--limit", "2"]
-    assert (
-        script.public_command(arguments) == "python scripts/measure_zoo.py specblock-tiny --tasks chat.jsonl --limit 2"
-    )
+    arguments = [
+        str(REPOSITORY / "scripts" / "measure_zoo.py"),
+        "--drafter=specblock-tiny",
+        f"--tasks+={task}",
+        "--limit",
+        "2",
+    ]
+    expected = "python scripts/measure_zoo.py --drafter=specblock-tiny --tasks+=chat.jsonl --limit 2"
+    assert script.public_command(arguments) == expected
+
+
+def test_the_documented_command_line_is_understood(
+    tiny_folders: TinyFolders, tasks: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [f"--drafter={tiny_folders.drafter}", *(f"--tasks+={task}" for task in tasks), "--limit=1"]
+    places = [f"--target={tiny_folders.target}", f"--output={tmp_path / 'out'}"]
+    short = ["--conditions.max_new_tokens=3", "--conditions.threads=1", "--conditions.prompt_lookup=false"]
+    auto_cli(script.measure, args=[*flags, *places, *short], as_positional=False)
+    assert [record.id for record in read_records(tmp_path / "out" / "records.jsonl")] == ["chat/0", "code/0"]

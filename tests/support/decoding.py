@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
 from specblock_zoo.structures import BranchOutput, ContextOutput, DraftBlock
@@ -71,7 +74,9 @@ class ScriptedDrafter(SpecBlockDrafter):
         return DraftBlock(block.hidden, logits, rank_logits)
 
 
-def scripted_drafter(target: PreTrainedModel, script: Tensor, place: Place = lambda _: 0, **changes: Any) -> ScriptedDrafter:
+def scripted_drafter(
+    target: PreTrainedModel, script: Tensor, place: Place = lambda _: 0, **changes: Any
+) -> ScriptedDrafter:
     """A `ScriptedDrafter` for the text `script` `[1, length]`."""
     torch.manual_seed(0)
     drafter = ScriptedDrafter(config_for(target, **changes)).eval()
@@ -92,5 +97,18 @@ def prompt_ids(length: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
 
 def generate(model: PreTrainedModel, ids: Tensor, new_tokens: int, **options: Any) -> Any:
     """Greedy `generate` unless `options` say otherwise."""
-    settings = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    settings = {
+        "max_new_tokens": new_tokens,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "attention_mask": torch.ones_like(ids),
+    }
     return model.generate(input_ids=ids, **{**settings, **options})
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """Every token is the word `w<id>`."""
+    table = {f"w{index}": index for index in range(VOCAB)}
+    tokenizer = Tokenizer(WordLevel(table, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0")

@@ -58,7 +58,7 @@ def dense_report(
     return LossReport.stack(report)
 
 
-def row_terms(block, batch, teacher, slot: int, rows: Tensor, depth: int) -> SlotTerms:  # type: ignore[no-untyped-def]
+def row_terms(block, batch, teacher, slot: int, rows: Tensor, depth: int) -> SlotTerms:
     sequence, position = rows.nonzero(as_tuple=True)
     states = batch["last_hidden"][sequence, position + 1 + depth + slot]
     logits, ranks = block.logits[sequence, position, slot], block.rank_logits[sequence, position, slot]
@@ -84,13 +84,13 @@ def test_lean_forward_equals_dense_reference(kept: int, shift: str) -> None:
     assert reached == {(block, slot) for block in range(3) for slot in range(WIDTH)}, "a slot was never trained"
 
 
-def drawn_depths(drafter, batch, teacher, settings, seed: int) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
+def drawn_depths(drafter, batch, teacher, settings, seed: int) -> tuple[int, ...]:
     """The start slots that a rollout with this seed draws."""
     seen: list[int] = []
     generator = torch.Generator().manual_seed(seed)
     original = torch.randint
 
-    def spy(*args, **kwargs):  # type: ignore[no-untyped-def]
+    def spy(*args, **kwargs):
         value = original(*args, **kwargs)
         seen.append(int(value) + 1)
         return value

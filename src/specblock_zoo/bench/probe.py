@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,6 +15,7 @@ from specblock_zoo.data.records import read_records
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.inference.stats import tau_of
 from specblock_zoo.targets.local import load_target
+from specblock_zoo.training.module import DrafterModule
 
 
 class TauProbe(Callback):
@@ -37,29 +39,30 @@ class TauProbe(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.target is None and trainer.is_global_zero:
-            self.target, tokenizer = load_target(pl_module.target, torch.float32)
+            self.target, tokenizer = load_target(cast(DrafterModule, pl_module).target, torch.float32)
             self.input_ids = tuple(read_prompts(self.prompts, tokenizer, self.num_prompts))
             for ids in self.input_ids:
                 check_fits(ids.shape[1], self.max_new_tokens, self.target.config.max_position_embeddings)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.sanity_checking:
-            self.log("tau", self.measure(pl_module), prog_bar=True, rank_zero_only=True)
+            pl_module.log("tau", self.measure(cast(DrafterModule, pl_module)), prog_bar=True, rank_zero_only=True)
 
-    def measure(self, pl_module: LightningModule) -> float:
+    def measure(self, module: DrafterModule) -> float:
         """Tau over all prompts, on the module's device."""
-        target = self.target.to(pl_module.device)
+        target: Any = self.target
+        target.to(module.device)
         stats = []
         for ids in self.input_ids:
-            ids = ids.to(pl_module.device)
+            ids = ids.to(module.device)
             target.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
-                assistant_model=pl_module.drafter,
+                assistant_model=module.drafter,
                 max_new_tokens=self.max_new_tokens,
                 do_sample=False,
             )
-            stats.append(pl_module.drafter.last_stats)
+            stats.append(module.drafter.last_stats)
         return tau_of(stats)
 
 

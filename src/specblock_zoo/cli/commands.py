@@ -58,4 +58,4 @@ def call(command: Callable[..., None], options: dict[str, Any]) -> None:
 def settings_class(command: Callable[..., None]) -> type | None:
     """The dataclass whose fields are the command's flags, if it takes one."""
     hint = get_type_hints(command).get("settings")
-    return hint if is_dataclass(hint) else None
+    return hint if isinstance(hint, type) and is_dataclass(hint) else None

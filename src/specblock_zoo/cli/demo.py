@@ -113,8 +113,8 @@ def name_of(dtype: torch.dtype) -> str:
 def as_json(outcome: Outcome) -> dict[str, Any]:
     """The result as one JSON-ready object.
 
-    `equal`, `tau`, `prompts`, `tokens` and `loop_share` are of the float32 comparison; `speedup` (median over questions,
-    against `baseline`), `speedup_quartiles` and `draft_share` of `dtype`; `peak_memory_mib` is of the whole process.
+    `equal`, `tau`, `prompts`, `tokens` and `loop_share` are of the float32 comparison; `speedup` (median over questions
+    against `baseline`), its quartiles and `draft_share` are of `dtype`; `peak_memory_mib` is of the whole process.
     """
     exact, chosen = outcome.speeds[name_of(torch.float32)], outcome.speeds[outcome.speed_dtype]
     return {

@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
@@ -66,7 +66,8 @@ def generate(
     input_ids = encode_prompt(tokenizer, prompt)
     check_fits(input_ids.shape[1], max_new_tokens, model.config.max_position_embeddings)
     torch.manual_seed(sampling.seed)
-    model.generate(
+    answer: Any = model.generate
+    answer(
         input_ids=input_ids,
         attention_mask=torch.ones_like(input_ids),
         assistant_model=assistant,

@@ -16,7 +16,7 @@ DESCRIPTION = "Train SpecBlock drafters and generate with them: the target's tex
 class ZooParser(LightningArgumentParser):
     """Parser that lists the plain-function commands beside the trainer's."""
 
-    def add_subcommands(self, **kwargs: Any) -> Any:
+    def add_subcommands(self, **kwargs: Any) -> Any:  # type: ignore[override]  # Lightning passes keywords only
         action = super().add_subcommands(**kwargs)
         for name, function in COMMANDS.items():
             parser = ArgumentParser(description=summary(function))
@@ -36,7 +36,7 @@ class SpecBlockCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         # Lightning warns about `args` in a program that has a sys.argv of its own; `main(argv)` is meant for that.
-        self.config: Namespace = parser.parse_args(args)
+        self.config: Namespace = parser.parse_args(args)  # type: ignore[arg-type]  # `run` gives a list or None
 
     def _set_seed(self) -> None:
         if self.subcommand not in COMMANDS:

@@ -96,7 +96,7 @@ class Manifest:
         """This manifest with one more committed shard."""
         return replace(self, shards=(*self.shards, shard))
 
-    def require(self, folder: Path, **expected: Any) -> None:
+    def require(self, folder: str | Path, **expected: Any) -> None:
         """Raises `CacheMismatchError` naming every fingerprint field that differs from what the run expects.
 
         Args:

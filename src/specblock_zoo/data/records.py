@@ -9,8 +9,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
 
@@ -35,10 +36,10 @@ class AnswerRecord:
     target: str | None = None
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> gzip.GzipFile | BufferedReader:
     if not path.is_file():
         raise ConfigurationError(f"There is no record file {path}.", "Give the path of a .jsonl or .jsonl.gz file.")
-    return cast(IO[bytes], gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -71,6 +72,17 @@ def _messages(fields: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any],
     return tuple(messages)
 
 
+def _facts(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    facts = {key: fields.get(key) for key in ("temperature", "finish", "target")}
+    for key, kinds in (("temperature", (int, float)), ("finish", (str,)), ("target", (str,))):
+        if facts[key] is not None and type(facts[key]) not in kinds:
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise BadRecordError(f"{where}: {key} is {facts[key]!r}; expected {expected}, or no such key.", FORM)
+    if facts["temperature"] is not None:
+        facts["temperature"] = float(facts["temperature"])
+    return facts
+
+
 def parse_record(line: bytes | str, where: str) -> AnswerRecord:
     """One record from one line; `where` is its file and line.
 
@@ -83,7 +95,7 @@ def parse_record(line: bytes | str, where: str) -> AnswerRecord:
         raise BadRecordError(f"{where}: not JSON ({cause}).", FORM) from cause
     if not isinstance(fields, dict) or not isinstance(fields.get("id"), str) or not fields["id"]:
         raise BadRecordError(f"{where}: expected a JSON object with a string id, found {str(fields)[:60]!r}.", FORM)
-    facts = {key: fields.get(key) for key in ("temperature", "finish", "target")}
+    facts = _facts(fields, where)
     if "prompt_ids" in fields and "answer_ids" in fields:
         prompt_ids, answer_ids = (_token_ids(fields, key, where) for key in ("prompt_ids", "answer_ids"))
         return AnswerRecord(fields["id"], where, prompt_ids=prompt_ids, answer_ids=answer_ids, **facts)

@@ -1,12 +1,12 @@
 """Walk a draft tree with the target's tokens, and count what was accepted.
 
 The target's token is decided at each visited node, and the walk follows the child that equals it. Whatever was drafted,
-the tokens read off are the target's own: greedy or sampled, the text has exactly the target's law (specblock.md C).
+the tokens read off are the target's own: greedy or sampled, the text has exactly the target's law.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from jaxtyping import Float
@@ -63,8 +63,10 @@ class AcceptanceCounts:
         rounds: decode rounds, the prefill excluded.
         committed: tokens committed in them.
         accepted: drafted tokens among these.
-        offered: per (block, slot), rounds in which the walk reached a node with children proposed there.
+        offered: per (block, slot), rounds in which the walk reached a node with children proposed there. A merged node
+            counts where it was first proposed.
         hit: per (block, slot), those of them in which one of these children was the target's token.
+        depth_offered, depth_hit: the same per depth, whatever block the children came from.
     """
 
     rounds: int = 0
@@ -72,15 +74,11 @@ class AcceptanceCounts:
     accepted: int = 0
     offered: Counter[Place] = field(default_factory=Counter)
     hit: Counter[Place] = field(default_factory=Counter)
+    depth_offered: Counter[int] = field(default_factory=Counter)
+    depth_hit: Counter[int] = field(default_factory=Counter)
 
     def __add__(self, other: "AcceptanceCounts") -> "AcceptanceCounts":
-        return AcceptanceCounts(
-            self.rounds + other.rounds,
-            self.committed + other.committed,
-            self.accepted + other.accepted,
-            self.offered + other.offered,
-            self.hit + other.hit,
-        )
+        return AcceptanceCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     @property
     def tau(self) -> float:
@@ -92,19 +90,34 @@ class AcceptanceCounts:
         """P(accepted here | reached with proposals from here), per (block, slot)."""
         return {place: self.hit[place] / count for place, count in sorted(self.offered.items())}
 
+    @property
+    def alpha_by_depth(self) -> dict[int, float]:
+        """P(accepted at this depth | accepted up to it and something was drafted), per depth, 1-based."""
+        return {depth: self.depth_hit[depth] / count for depth, count in sorted(self.depth_offered.items())}
+
 
 def count_round(tree: DraftTree, verdict: Verdict) -> AcceptanceCounts:
     """Counts of one round."""
     tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
     places = list(zip(tree.blocks.tolist(), tree.slots.tolist(), strict=True))
-    offered, hit, reached = set(), set(), [ROOT]
+    offered: set[Place] = set()
+    hit: set[Place] = set()
+    depths, reached = 0, [ROOT]
     for token in verdict.committed_tokens:
         children = [node for node, parent in enumerate(parents) if parent in reached]
-        offered |= {places[node] for node in children}
         reached = [node for node in children if tokens[node] == token]
+        offered |= {places[node] for node in children}
         hit |= {places[node] for node in reached}
+        depths += bool(children)
+    accepted = len(verdict.accepted_nodes)
     return AcceptanceCounts(
-        1, len(verdict.committed_tokens), len(verdict.accepted_nodes), Counter(offered), Counter(hit)
+        rounds=1,
+        committed=len(verdict.committed_tokens),
+        accepted=accepted,
+        offered=Counter(offered),
+        hit=Counter(hit),
+        depth_offered=Counter(range(1, depths + 1)),
+        depth_hit=Counter(range(1, accepted + 1)),
     )
 
 

@@ -195,14 +195,6 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
     return path[::-1]
 
 
-def children_of(parents: Sequence[int]) -> dict[int, list[int]]:
-    """Children of each node that has some (key -1: the root), in index order."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
-        children.setdefault(parent, []).append(node)
-    return children
-
-
 def paths(parents: Sequence[int]) -> Int64[Tensor, "leaves length"]:
     """Root-to-leaf rows in lexicographic order; entry 0 is the root, node j is j + 1, -1 pads."""
     inner = set(parents)

@@ -1,7 +1,8 @@
 """Weights laid out once for the CPU's matrix kernels, instead of at every call.
 
-Verifying a tree is a matrix product of 2 to 64 rows, where the plain float32 route is at its worst. oneDNN multiplies by a
-blocked copy of the weight; making the copy once is what inductor's freezing does behind `torch.compile`, without compiling.
+Verifying a tree is a matrix product of 2 to 64 rows, where the plain float32 route is at its worst. oneDNN multiplies
+by a blocked copy of the weight; making the copy once is what inductor's freezing does behind `torch.compile`, without
+compiling.
 """
 
 import torch
@@ -42,11 +43,11 @@ def can_prepack() -> bool:
 def optimize_for_cpu(model: nn.Module) -> nn.Module:
     """Replaces every linear layer of a model in place, for inference on a CPU; returns the model.
 
-    Works on targets and drafters alike. Results equal the plain layers' up to rounding. Embeddings stay as they are, also
-    where the head shares them: the head then has its own copy.
+    Works on targets and drafters alike. Results equal the plain layers' up to rounding. Embeddings stay as they are,
+    also where the head shares them: the head then has its own copy.
 
     Raises:
-        UnsupportedOptionError: no oneDNN operators, a model on another device or of another dtype, or one in train mode.
+        UnsupportedOptionError: no oneDNN operators, another device or dtype than those, or a model in train mode.
     """
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     hint = "Leave the model as it is; packing changes only speed."

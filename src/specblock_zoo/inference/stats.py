@@ -50,6 +50,11 @@ class DecodeStats:
         return self.counts.alpha
 
     @property
+    def alpha_by_depth(self) -> dict[int, float]:
+        """Conditional acceptance per depth, see `AcceptanceCounts`."""
+        return self.counts.alpha_by_depth
+
+    @property
     def nodes(self) -> int:
         """Drafted nodes, roots not counted."""
         return sum(len(round_.tree) for round_ in self.history)

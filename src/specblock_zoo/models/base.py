@@ -13,7 +13,8 @@ from specblock_zoo.structures import BranchMemory, BranchOutput, ContextOutput, 
 class Drafter(nn.Module, ABC):
     """Marker and protocol: `model.generate(assistant_model=...)` dispatches on it.
 
-    A drafter has no token embeddings of its own: it borrows the target's (`attach`), so they are neither saved nor copied.
+    A drafter has no token embeddings of its own: it borrows the target's (`attach`), so they are neither saved nor
+    copied.
     `last_stats` is set by each generate call (see `inference.decode.DecodeStats`).
     """
 
@@ -41,7 +42,8 @@ class Drafter(nn.Module, ABC):
         if self._embedding is None:
             raise UnboundDrafterError(
                 "The drafter has not met its target yet, so it has no token embeddings.",
-                "Call drafter.attach(model.get_input_embeddings().weight), or use model.generate(assistant_model=drafter).",
+                "Call drafter.attach(model.get_input_embeddings().weight), "
+                "or use model.generate(assistant_model=drafter).",
             )
         return self._embedding
 
@@ -81,7 +83,7 @@ class Drafter(nn.Module, ABC):
         """Draft-vocabulary ids -> target ids, any shape, int64."""
 
     def generate(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """The explicit twin of `model.generate(*args, assistant_model=drafter, **kwargs)`; same arguments, same result."""
+        """The explicit twin of `model.generate(*args, assistant_model=drafter, **kwargs)`; same result."""
         return model.generate(*args, assistant_model=self, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:

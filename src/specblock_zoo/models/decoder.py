@@ -1,7 +1,7 @@
 """The decoder layer shared by drafters: pre-norm Llama (RMSNorm, grouped-query attention, SwiGLU), attention passed in.
 
-Which keys a query may see is the only thing that differs between prefill, drafting and training, so each caller hands the
-layer a `mix(query, keys, values)` function and the layer stays the same.
+Which keys a query may see is the only thing that differs between prefill, drafting and training, so each caller hands
+the layer a `mix(query, keys, values)` function and the layer stays the same.
 """
 
 import math
@@ -33,7 +33,9 @@ class RMSNorm(nn.Module):
 
 
 @lru_cache(maxsize=32)
-def inverse_frequencies(head_dim: int, theta: float, scaling: tuple[tuple[str, Any], ...], device: torch.device) -> Tensor:
+def inverse_frequencies(
+    head_dim: int, theta: float, scaling: tuple[tuple[str, Any], ...], device: torch.device
+) -> Tensor:
     """Rotary inverse frequencies `[head_dim / 2]`, float32. `scaling` as sorted items; types `default` and `llama3`.
 
     Raises:
@@ -45,7 +47,9 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: tuple[tuple[str, A
     if kind == "default":
         return frequencies
     if kind != "llama3":
-        raise ConfigurationError(f"rope_scaling type {kind!r} is not known; known: default, llama3.", "Change rope_scaling.")
+        raise ConfigurationError(
+            f"rope_scaling type {kind!r} is not known; known: default, llama3.", "Change rope_scaling."
+        )
     original = options["original_max_position_embeddings"]
     turns = original * frequencies / (2 * math.pi)
     low, high = options["low_freq_factor"], options["high_freq_factor"]
@@ -79,7 +83,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mix: Mix) -> Tensor:
         query, keys, values = (
-            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = mix(rotate(query, rope), rotate(keys, rope), values)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
@@ -99,7 +104,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward with residuals, `[rows, length, hidden]` -> same. `config`: any drafter config."""
+    """Pre-norm attention and feed-forward with residuals, `[rows, length, hidden]` -> same; any drafter config."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -116,7 +121,7 @@ class DecoderLayer(nn.Module):
 
 
 def masked_attention(query: Tensor, memory: KeyValues, mask: Tensor | None) -> Tensor:
-    """Attention of `[rows, heads, length, head_dim]` over `memory`; bool `mask` `[rows or 1, 1, length, keys]`, None = causal."""
+    """Attention of `[rows, heads, length, head_dim]`; bool `mask` `[rows or 1, 1, length, keys]`, None = causal."""
     return F.scaled_dot_product_attention(
         query, memory.keys, memory.values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )
@@ -125,7 +130,7 @@ def masked_attention(query: Tensor, memory: KeyValues, mask: Tensor | None) -> T
 def split_attention(
     query: Tensor, shared: KeyValues, own: KeyValues, shared_mask: Tensor | None, own_mask: Tensor
 ) -> Tensor:
-    """Attention of many short rows over one shared memory plus a small memory of each row's own, without copying either.
+    """Attention of many short rows over one shared memory plus a small one of each row's own, without copying either.
 
     Args:
         query: `[batch, rows, heads, length, head_dim]`.

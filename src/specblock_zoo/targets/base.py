@@ -14,7 +14,7 @@ FEWEST_LAYERS = 7
 
 
 def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
-    """The three layers the method reads: 1, L/2 - 1 and L - 4, 0-based (specblock.md B1.2).
+    """The three layers the method reads: 1, L/2 - 1 and L - 4, 0-based (as in the published drafters).
 
     Raises:
         ConfigurationError: fewer than 7 layers, where the three would not be in rising order.

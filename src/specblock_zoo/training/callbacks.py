@@ -3,9 +3,10 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import PreTrainedModel
 
 from specblock_zoo.errors import ConfigurationError
@@ -38,7 +39,7 @@ class ExportDrafter(Callback):
         self.folder = folder
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self.folder is None and trainer.checkpoint_callback is None and not trainer.fast_dev_run:
+        if self.folder is None and trainer.checkpoint_callback is None and not getattr(trainer, "fast_dev_run", False):
             raise ConfigurationError(
                 "ExportDrafter has no folder and the trainer no ModelCheckpoint: there is no place to export to.",
                 "Give ExportDrafter a folder, or set --trainer.enable_checkpointing=true.",
@@ -46,8 +47,8 @@ class ExportDrafter(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.is_global_zero:
-            save_folder(pl_module.drafter, self.destination(trainer))
+            save_folder(cast(PreTrainedModel, pl_module.drafter), self.destination(trainer))
 
     def destination(self, trainer: Trainer) -> Path:
         """The folder of this run."""
-        return Path(self.folder) if self.folder else Path(trainer.checkpoint_callback.dirpath) / "drafter"
+        return Path(self.folder or Path(cast(ModelCheckpoint, trainer.checkpoint_callback).dirpath or ".") / "drafter")

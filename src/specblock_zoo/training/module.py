@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -81,6 +82,7 @@ class DrafterModule(LightningModule):
         adamw: optimizer and schedule.
     """
 
+    drafter: SpecBlockDrafter
     token_embedding: Tensor
     teacher_head: Tensor
     draft_ids: Tensor
@@ -103,7 +105,7 @@ class DrafterModule(LightningModule):
         self.objective = objective
         self.weights = weights
         self.adamw = adamw
-        self.drafter: SpecBlockDrafter | None = None
+        self.drafter = None  # type: ignore[assignment]  # built in setup, before anything else reads it
         self.seed = torch.initial_seed()
 
     def setup(self, stage: str) -> None:
@@ -148,7 +150,7 @@ class DrafterModule(LightningModule):
             self.log(f"val_{name}", value, prog_bar=name == "tau_teacher_forced")
         self.validation_metric.reset()
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         settings = self.adamw
         matrices = [parameter for parameter in self.drafter.parameters() if parameter.ndim > 1]
         norms = [parameter for parameter in self.drafter.parameters() if parameter.ndim <= 1]
@@ -172,7 +174,7 @@ class DrafterModule(LightningModule):
         check_same_vocabulary(self.drafter.t2d, checkpoint["state_dict"]["drafter.t2d"])
 
     def _data(self) -> FeatureDataModule:
-        data = self.trainer.datamodule
+        data = self.trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it in fit and validate
         if not isinstance(data, FeatureDataModule):
             raise ConfigurationError(
                 f"The trainer has {type(data).__name__} as its data module; the drafter needs a FeatureDataModule.",

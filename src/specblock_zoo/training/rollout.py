@@ -1,8 +1,8 @@
 """The training forward: each slot runs only on the rows whose path is still right, each later block on sampled starts.
 
-The valid-prefix mask gives a slot no weight once an earlier slot of its path is wrong, so such rows are dropped instead of
-being computed and multiplied by zero: same loss, same gradient (law: equal to `models.specblock.dense`), a fraction of the work.
-Slots below `context_slots` are an exception: later positions attend to them, so they run at every position.
+The valid-prefix mask gives a slot no weight once an earlier slot of its path is wrong, so such rows are dropped instead
+of being computed and multiplied by zero: same loss, same gradient (law: equal to `models.specblock.dense`), a fraction
+of the work. Slots below `context_slots` are an exception: later positions attend to them, so they always run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,8 @@ class RolloutSettings:
     Attributes:
         draft_loss, rank_loss: keys of `functional.losses.LOSSES` and `RANK_LOSSES`.
         block_sampling: for each block after the first, starts per supervised position of the batch, 0..1. The slot they
-            start from is drawn uniformly from 1..K for each batch, the starts uniformly from the rows whose path is right.
+            start from is drawn uniformly from 1..K for each batch, the starts uniformly from the rows whose path is
+            right.
         valid_prefix: False trains every slot at every position (the ablation).
     """
 
@@ -95,10 +96,9 @@ def rollout(
     Later blocks are as many as `settings.block_sampling` has entries. `generator` draws their starts.
     """
     run = _Rollout(drafter, batch, teacher, settings)
-    terms, passed = [], []
+    passed: list[Frontier] = []
     rows = run.supervised_rows()
-    slot_rows = run.first_block(rows)
-    terms.append(run.grade(slot_rows, passed))
+    terms = [run.grade(run.first_block(rows), passed)]
     for share in settings.block_sampling:
         starts = run.sample_starts(passed, int(share * len(rows[0])), generator)
         passed = []
@@ -139,7 +139,8 @@ class _Rollout:
         rope = drafter.rope(drafter.slot_positions(positions, torch.zeros_like(positions))[..., :kept].flatten(1))
         index = torch.arange(self.pairs * kept, device=tokens.device)
         before = torch.where(index % kept == 0, index, index - 1)
-        memory, inputs = [], []
+        memory: list[KeyValues] = []
+        inputs: list[Tensor] = []
 
         def mix(layer: int) -> Mix:
             return lambda q, k, v: masked_attention(q, remember(memory, k, v), None)
@@ -149,7 +150,7 @@ class _Rollout:
         states = (hidden, *inputs)
 
         def step(slot: int, frontier: Frontier | None) -> Frontier:
-            if slot >= kept:
+            if frontier is not None and slot >= kept:
                 return self._advance(frontier, pair[frontier.sequence, frontier.position], slot)
             sequence, position = (frontier.sequence, frontier.position) if frontier is not None else rows
             at = position * kept + slot
@@ -192,7 +193,7 @@ class _Rollout:
             terms.append(found)
             following = self.counted[frontier.sequence, (reached + 1).clamp(max=self.pairs + 1)]
             if self.settings.valid_prefix:
-                drafted = logits.detach().argmax(-1)
+                drafted = logits.detach().max(-1).indices
                 following &= drafted == self.teacher.draft_ids[self.tokens[frontier.sequence, reached]]
             frontier = frontier.select(following)
         return terms
@@ -211,7 +212,8 @@ class _Rollout:
         drafter, x = self.drafter, (pair + self.slots[slot])[:, None]
         place = (frontier.position + 1 + slot)[:, None]
         rope = drafter.rope(place + frontier.depth if drafter.config.advance_positions else place)
-        path, inputs = [], []
+        path: list[KeyValues] = []
+        inputs: list[Tensor] = []
         grid = _Grid(frontier.sequence, self.tokens.shape[0])
         cell = torch.arange(self.context[0].keys.shape[2], device=place.device) // self.kept
         visible = cell < grid.spread(frontier.position)[..., None]

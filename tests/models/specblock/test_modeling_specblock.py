@@ -45,7 +45,7 @@ def extend_in_pieces(drafter: SpecBlockDrafter, ends: list[int]) -> tuple[Contex
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("ends", [[9], [4, 9], [1, 2, 3, 8, 9]])
-def test_first_block_equals_dense_reference_however_the_context_came(variant, ends) -> None:  # type: ignore[no-untyped-def]
+def test_first_block_equals_dense_reference_however_the_context_came(variant, ends) -> None:
     drafter = tiny_drafter(**variant)
     output, _ = extend_in_pieces(drafter, ends)
     expected = dense_blocks(drafter, *sequence())[0]
@@ -64,7 +64,7 @@ def test_long_extensions_take_another_kernel_and_give_the_same(monkeypatch: pyte
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("starts", [(1, 1), (3, 2), (2, 3)])
-def test_later_blocks_equal_dense_reference(variant, starts) -> None:  # type: ignore[no-untyped-def]
+def test_later_blocks_equal_dense_reference(variant, starts) -> None:
     drafter = tiny_drafter(**variant)
     features, tokens = sequence()
     position = 2

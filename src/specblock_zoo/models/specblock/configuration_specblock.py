@@ -17,15 +17,15 @@ class SpecBlockConfig(PreTrainedConfig):
     Attributes:
         vocab_size: the target's (padded) vocabulary, V.
         draft_vocab_size: the drafter's own vocabulary, D <= V.
-        hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim: drafter shape;
-            head_dim is never derived from hidden_size.
+        hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim: drafter
+            shape; head_dim is never derived from hidden_size.
         target_hidden_size, target_num_hidden_layers: checked against the target at first meeting.
         tap_layers: 0-based target layers whose outputs are read, in concatenation order.
         rope_theta, rope_scaling, max_position_embeddings: rotary positions; they follow the target.
         block_width: slots per block, the paper's K; fixed by training.
         train_blocks: blocks unrolled in training.
         shift: `every_layer` (paper), `between_layers` (published weights) or `none` (ablation).
-        advance_positions: later blocks use their true positions (ours) instead of the first block's (published weights).
+        advance_positions: later blocks use their true positions (ours), not the first block's (published weights).
         context_slots: slots per committed position kept as context, 1..K (published weights: K).
         rank_top: logits over which the rank summary is normalised (20 in training and decoding).
         rank_hidden_size: width of the rank head.
@@ -98,7 +98,8 @@ class SpecBlockConfig(PreTrainedConfig):
         for name, (holds, expected) in rules.items():
             if not holds:
                 raise ConfigurationError(
-                    f"SpecBlockConfig.{name} is {getattr(self, name)!r}; expected {expected}.", "Correct the configuration."
+                    f"SpecBlockConfig.{name} is {getattr(self, name)!r}; expected {expected}.",
+                    "Correct the configuration.",
                 )
 
     @property

@@ -36,7 +36,8 @@ def dense_blocks(
     width, kept = drafter.config.block_width, drafter.config.context_slots
     positions = torch.arange(length, device=tokens.device).expand(batch, length)
     memory: list[list[KeyValues]] = [[] for _ in drafter.layers]
-    condition, blocks, depth = drafter.condition(features), [], 0
+    blocks: list[DraftBlock] = []
+    condition, depth = drafter.condition(features), 0
     for number in range(len(start_depths) + 1):
         if number:
             condition = blocks[-1].hidden[:, :, start_depths[number - 1] - 1]

@@ -32,7 +32,7 @@ LONG_EXTENSION = 64
 
 
 class InputLayer(nn.Module):
-    """Fuses condition, token and slot into the first state; condition and token are shared by the K slots of a position."""
+    """Fuses condition, token and slot into the first state; the K slots of a position share condition and token."""
 
     reads_weight_of = ("fuse",)
     """Layers used through slices of their weight; they cannot be replaced by layers without one."""
@@ -73,6 +73,10 @@ class SpecBlockDrafter(PreTrainedModel, Drafter):
     main_input_name = "tokens"
     _supports_sdpa = True
 
+    config: SpecBlockConfig
+    d2t: Tensor
+    t2d: Tensor
+
     def __init__(self, config: SpecBlockConfig) -> None:
         super().__init__(config)
         hidden = config.hidden_size
@@ -99,11 +103,13 @@ class SpecBlockDrafter(PreTrainedModel, Drafter):
         elif isinstance(module, RMSNorm):
             nn.init.ones_(module.weight)
         if module is self and self.config.shift != "none":
-            for shift in self.shift_proj:
-                shift.weight.copy_(torch.eye(*shift.weight.shape, device=shift.weight.device))
+            for weight in self.shift_proj.parameters():
+                weight.copy_(torch.eye(*weight.shape, device=weight.device))
 
     @classmethod
-    def from_pretrained(cls, folder: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(  # type: ignore[override]  # transformers lists its keywords, we hand them through
+        cls, folder: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Loads a drafter folder (ours, or one published by the method's authors) or a Hub repository, strictly.
 
         Raises:
@@ -117,7 +123,8 @@ class SpecBlockDrafter(PreTrainedModel, Drafter):
         wants_info = kwargs.pop("output_loading_info", False)
         # Mismatched shapes are reported, and refused below by name; transformers' own error names none.
         options = {**kwargs, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        drafter, info = super().from_pretrained(folder, *args, **options)
+        loaded: Any = super().from_pretrained(folder, *args, **options)
+        drafter, info = loaded
         check_loading(str(folder), info)
         check_vocab_map(drafter.d2t, drafter.t2d, drafter.config.vocab_size)
         return (drafter, info) if wants_info else drafter
@@ -149,12 +156,14 @@ class SpecBlockDrafter(PreTrainedModel, Drafter):
         return rotary(positions, frequencies, self.dtype)
 
     def slot_positions(self, positions: Tensor, depths: Tensor) -> Tensor:
-        """Rotary position of each slot, `[..., K]`: pair index + 1 + slot, plus the start depth where the config says so."""
+        """Rotary position of each slot, `[..., K]`: pair index + 1 + slot, plus the start depth if so configured."""
         first = positions + 1 + (depths if self.config.advance_positions else torch.zeros_like(depths))
         return first[..., None] + torch.arange(self.config.block_width, device=positions.device)
 
-    def run_layers(self, x: Tensor, rope: tuple[Tensor, Tensor], previous: Predecessor, mix: Callable[[int], Mix]) -> Tensor:
-        """All decoder layers with the layer-wise shift: the state of slot k-1 enters slot k before each shifted layer."""
+    def run_layers(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], previous: Predecessor, mix: Callable[[int], Mix]
+    ) -> Tensor:
+        """All decoder layers with the layer-wise shift: slot k-1's state enters slot k before each shifted layer."""
         for index, layer in enumerate(self.layers):
             if index >= self.first_shifted_layer:
                 shift = self.shift_proj[index - self.first_shifted_layer]
@@ -182,8 +191,8 @@ class SpecBlockDrafter(PreTrainedModel, Drafter):
     ) -> ContextOutput:
         """Appends committed pairs (h_i, t_{i+1}) to the context and drafts the first block at the last one.
 
-        Context slots of all new positions come first, position by position; the last position's other slots follow. In that
-        order every token sees exactly the ones before it, so the whole forward is one causal pass.
+        Context slots of all new positions come first, position by position; the last position's other slots follow. In
+        that order every token sees exactly the ones before it, so the whole forward is one causal pass.
 
         Args:
             features: target features `[B, n, taps*target_hidden]`.
@@ -263,14 +272,16 @@ def extend_attention(query: Tensor, new: KeyValues, past: KeyValues | None, past
         visible = None if past_mask is None else past_mask[:, None, :]
         own = KeyValues(new.keys[:, None], new.values[:, None])
         return split_attention(query[:, None], past, own, visible, causal[None, None])[:, 0]
-    seen = torch.ones(batch, past.keys.shape[2], dtype=torch.bool, device=query.device) if past_mask is None else past_mask
+    seen = (
+        torch.ones(batch, past.keys.shape[2], dtype=torch.bool, device=query.device) if past_mask is None else past_mask
+    )
     mask = torch.cat((seen[:, None, :].expand(batch, length, -1), causal.expand(batch, length, length)), dim=-1)
     everything = KeyValues(torch.cat((past.keys, new.keys), 2), torch.cat((past.values, new.values), 2))
     return masked_attention(query, everything, mask[:, None])
 
 
 def slot_order(count: int, width: int, kept: int) -> Tensor:
-    """Which of the `count * width` slots `extend` runs, in causal order: the kept ones of all positions, then the last's rest."""
+    """Which of the `count * width` slots `extend` runs, in causal order: all positions' kept ones, the last's rest."""
     every = torch.arange(count * width).view(count, width)
     return torch.cat((every[:, :kept].flatten(), every[-1, kept:]))
 
@@ -284,7 +295,9 @@ def predecessors(count: int, width: int, kept: int) -> Tensor:
 
 def check_loading(folder: str, info: dict[str, Any]) -> None:
     """Raises `WeightsMismatchError` naming every tensor that is missing, extra or of another shape."""
-    faults = {name: sorted(map(str, info.get(name) or ())) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    faults = {
+        name: sorted(map(str, info.get(name) or ())) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    }
     found = [f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys]
     if found:
         raise WeightsMismatchError(

@@ -1,7 +1,8 @@
 """The checkpoint format published by the method's authors: read strictly, run in compatible mode.
 
-A published folder holds a `config.json` that calls itself a Llama, `model.safetensors` without embeddings, and a pickled
-`vocab_mapping.pt` with the same two vocabulary tables as the weight file. It is read with `weights_only=True` and cross-checked.
+A published folder holds a `config.json` that calls itself a Llama, `model.safetensors` without embeddings, and a
+pickled `vocab_mapping.pt` with the same two vocabulary tables as the weight file. It is read with `weights_only=True`
+and cross-checked.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The rank head: which bucket (1, 2-4, 5-10, > 10) the target token's rank falls into (paper section 3, release 1.6)."""
+"""The rank head: which bucket (1, 2-4, 5-10, > 10) the target token's rank falls into (paper, section 3)."""
 
 import torch
 from torch import Tensor, nn
