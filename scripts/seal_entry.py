@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from jsonargparse import auto_cli
 
-from specblock_zoo.hub.entry import ENTRY_FILE, hash_files, parse_entry, write_entry
+from specblock_zoo.hub.entry import ENTRY_FILE, ENTRY_VERSION, hash_files, parse_entry, write_entry
 
 SEALED_FILES = ("config.json", "model.safetensors")
 
@@ -26,6 +26,7 @@ def seal(folder: Path) -> None:
     fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     fields |= {
+        "entry_version": ENTRY_VERSION,
         "block_width": config["block_width"],
         "num_blocks": config["num_blocks"],
         "tap_layers": config["tap_layers"],

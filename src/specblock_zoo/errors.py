@@ -70,5 +70,17 @@ class UnboundDrafterError(SpecBlockError, RuntimeError):
     """A drafter was asked to draft before it met its target (its token embeddings are the target's)."""
 
 
+class AccessError(SpecBlockError, RuntimeError):
+    """A repository may not be read or written: gated, private, or the token lacks the right."""
+
+
+class HubError(SpecBlockError, RuntimeError):
+    """The Hub cannot be reached, or an exchange with it ended half-way."""
+
+
+class PublishError(SpecBlockError, ValueError):
+    """A folder is not fit to be published; nothing was sent."""
+
+
 class ConfigurationError(SpecBlockError, ValueError):
     """A configuration value is out of range or contradicts another one."""

@@ -1,6 +1,6 @@
 """Slot terms, reports and the authors' objective against loops that read like their definitions."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -190,3 +190,13 @@ def test_cutting_the_teacher_changes_only_the_draft_loss():
     assert (cut.draft_loss <= whole.draft_loss).all()
     for name in ("rows", "hits", "rank_loss", "rank_weight", "confusion"):
         assert torch.equal(getattr(cut, name), getattr(whole, name))
+
+
+def test_slots_with_few_rows_weigh_less_in_proportion():
+    terms = [
+        slot_terms(torch.randn(n, 8), torch.randn(n, 4), torch.randn(n, 8), torch.ones(n, dtype=torch.bool))[0]
+        for n in (6, 2)
+    ]
+    report = LossReport.stack([terms])
+    few = LossReport.stack([[terms[0], replace(terms[1], draft_loss=terms[1].draft_loss * 0.5)]])
+    torch.testing.assert_close(report.total(rank_weight=0.0, min_rows=4), few.total(rank_weight=0.0))

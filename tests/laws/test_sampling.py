@@ -60,8 +60,7 @@ def log_prob_of_target(target: PreTrainedModel, ids: Tensor, draws: Sequence[int
     return sum(float(logits[ids.shape[1] - 1 + step, token]) for step, token in enumerate(draws))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize(("family", "merge"), [("llama", True), ("qwen3", False)])
 def test_every_text_of_a_three_token_vocabulary_has_the_targets_probability(family: str, merge: bool) -> None:
     target, ids = target_of(family, vocab_size=3, bos_token_id=0, pad_token_id=0), prompt_ids(3, vocab=3)
     tree = {"num_blocks": 2, "max_nodes": 9, "merge_duplicates": merge}

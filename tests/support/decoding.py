@@ -19,8 +19,10 @@ TAPS = (1, 2, 3)
 
 
 def target_of(family: str, **overrides: Any) -> PreTrainedModel:
-    """A random target that ends its texts only where a test says so."""
-    sizes = {"vocab_size": VOCAB, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    """A random target whose texts do not loop, and end only where a test says so."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    varied = {"initializer_range": 0.4, "tie_word_embeddings": False}
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2 + max(TAPS), **heads, **varied}
     model = FAMILIES[family].tiny_model(**{**sizes, "eos_token_id": None, **overrides})
     model.generation_config.eos_token_id = None
     return model
@@ -107,8 +109,8 @@ def generate(model: PreTrainedModel, ids: Tensor, new_tokens: int, **options: An
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """Every token is the word `w<id>`."""
-    table = {f"w{index}": index for index in range(VOCAB)}
-    tokenizer = Tokenizer(WordLevel(table, unk_token="w0"))
+    """Every token is the word `w<id>`; unknown text, transformers' probe among it, is the word 0."""
+    table = {"abcdef": 0, **{f"w{index}": index for index in range(1, VOCAB)}}
+    tokenizer = Tokenizer(WordLevel(table, unk_token="abcdef"))
     tokenizer.pre_tokenizer = Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="abcdef")

@@ -4,7 +4,15 @@ from pathlib import Path
 
 from specblock_zoo.bench.records import PromptRecord, Provenance, Results
 from specblock_zoo.bench.report import DRAFTED, PLAIN, PLAIN_MASKED, summarize_run
-from specblock_zoo.hub.entry import DataSource, DraftVocabulary, TargetReference, Training, ZooEntry, hash_files
+from specblock_zoo.hub.entry import (
+    ENTRY_VERSION,
+    DataSource,
+    DraftVocabulary,
+    TargetReference,
+    Training,
+    ZooEntry,
+    hash_files,
+)
 
 NAME = "specblock-tiny.k4m2-v1"
 
@@ -66,6 +74,7 @@ def entry(folder: Path | None = None, name: str = NAME) -> ZooEntry:
         ),
     )
     return ZooEntry(
+        entry_version=ENTRY_VERSION,
         name=name,
         status="trained",
         summary="A drafter with known numbers.",

@@ -73,12 +73,18 @@ class LossReport:
         """The same numbers without their graph."""
         return LossReport(**self.metrics())
 
-    def total(self, slot_weight: float = SLOT_WEIGHT, rank_weight: float = 1.0) -> Float32[Tensor, ""]:
+    def total(
+        self, slot_weight: float = SLOT_WEIGHT, rank_weight: float = 1.0, min_rows: int = 1
+    ) -> Float32[Tensor, ""]:
         """Scalar training loss: sum over blocks of [sum over slots of slot_weight^slot x mean draft loss + rank loss].
 
         The rank loss of a block is one weighted mean over all its slots. A slot or block without rows contributes zero.
+
+        Args:
+            min_rows: a slot with fewer rows is divided by this many (1: paper). With small batches late slots have a
+                handful of rows; as plain means their noise would outweigh slots with a thousand (ours).
         """
-        draft = self.draft_loss / self.rows.clamp(min=1)
+        draft = self.draft_loss / self.rows.clamp(min=min_rows)
         slots = torch.arange(draft.shape[-1], device=draft.device)
         rank = _ratio(self.rank_loss.sum(-1), self.rank_weight.sum(-1))
         return (draft * slot_weight**slots).sum() + rank_weight * rank.sum()

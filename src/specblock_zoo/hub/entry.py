@@ -12,9 +12,12 @@ from specblock_zoo.bench.records import Count, PositiveCount, Record, Share, des
 from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
 
 ENTRY_FILE = "entry.yaml"
+ENTRY_VERSION: Literal[2] = 2
+"""Of the fields below. Version 1 had none of `entry_version`, `reported`, `plan` and `repository_revision`."""
 NAME_PATTERN = re.compile(r"specblock-([a-z0-9]+(?:[.-][a-z0-9]+)*)\.k(\d+)m(\d+)-([a-z0-9]+)")
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+FileName = Annotated[str, StringConstraints(pattern=r"^[\w-][\w.-]*$")]
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -62,10 +65,13 @@ class TargetReference(Record):
 
 
 class DraftVocabulary(Record):
-    """Reduced vocabulary of the drafter; `coverage` is the share of supervised training tokens inside it, 0..1."""
+    """Reduced vocabulary of the drafter; `coverage` is the share of supervised training tokens inside it, 0..1.
+
+    Coverage is absent where whoever trained the drafter has not told it.
+    """
 
     size: PositiveCount
-    coverage: Share
+    coverage: Share | None = None
 
 
 class DataSource(Record):
@@ -100,23 +106,44 @@ class Training(Record):
     data: Annotated[tuple[DataSource, ...], Field(min_length=1)]
 
 
+class Reported(Record):
+    """A number somebody else reports about this drafter; this project has not measured it.
+
+    Attributes:
+        figure: what it is, e.g. `tau`.
+        value: as reported.
+        setting: under which conditions, as far as told.
+        source: who reports it.
+    """
+
+    figure: Text
+    value: float
+    setting: Text
+    source: Text
+
+
 class ZooEntry(Record):
     """One drafter of the zoo.
 
     Attributes:
+        entry_version: of the schema, `ENTRY_VERSION`.
         name: `specblock-<target>.<tag>`, e.g. `specblock-smollm2-135m.k4m1-v1`; k and m repeat block width and count.
-        status: `trained` (weights beside the entry), `published` (weights in `repository`) or `recipe`
-            (configuration only).
+        status: `trained` (by this project or its user: weights beside the entry, or in `repository` and checked against
+            `files`), `published` (by others, in `repository`; ours is only the loader) or `recipe` (configuration and
+            plan, no weights).
         summary: one sentence.
         target, draft_vocabulary: see there; a recipe may lack the vocabulary.
         block_width, num_blocks: slots per block and default blocks per round.
         tap_layers: 0-based target layers read.
         licence: of the weights.
-        training: provenance; required for `trained`.
-        repository: Hub repository with the weights; required for `published`.
+        training: provenance; required for `trained`, and for nothing else.
+        repository, repository_revision: Hub repository with the weights, and commit or tag; required for `published`.
         files: file name -> SHA-256 of its content; required for `trained`.
+        reported: other people's numbers.
+        plan: how a `recipe` would be trained; required for it.
     """
 
+    entry_version: Literal[2]
     name: str
     status: Literal["trained", "published", "recipe"]
     summary: Text
@@ -128,7 +155,10 @@ class ZooEntry(Record):
     licence: Text
     training: Training | None = None
     repository: str | None = None
-    files: dict[str, Sha256] = {}
+    repository_revision: str | None = None
+    files: dict[FileName, Sha256] = {}
+    reported: tuple[Reported, ...] = ()
+    plan: str | None = None
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
@@ -140,10 +170,19 @@ class ZooEntry(Record):
 
     @model_validator(mode="after")
     def _check_status(self) -> Self:
-        needed = {"trained": ("training", "files", "draft_vocabulary"), "published": ("repository",), "recipe": ()}
+        needed = {
+            "trained": ("training", "files", "draft_vocabulary"),
+            "published": ("repository",),
+            "recipe": ("plan",),
+        }
         missing = [field for field in needed[self.status] if not getattr(self, field)]
         if missing:
             raise ValueError(f"status {self.status!r} needs {', '.join(missing)}")
+        if self.status != "trained" and self.training:
+            raise ValueError(f"status {self.status!r} has no training of ours, but training is filled in")
+        weights = [name for name in self.files if name.endswith(".safetensors")]
+        if self.status == "recipe" and weights:
+            raise ValueError(f"status 'recipe' has no weights, but files lists {', '.join(weights)}")
         return self
 
 
@@ -167,8 +206,15 @@ def parse_entry(fields: object, where: str) -> ZooEntry:
     """Checks the fields of an entry; `where` names their origin in errors.
 
     Raises:
-        ConfigurationError: an unknown or missing field, or a value of the wrong type or against the rules.
+        ConfigurationError: another schema version, an unknown or missing field, or a value against the rules.
     """
+    found = fields.get("entry_version", 1) if isinstance(fields, dict) else ENTRY_VERSION
+    if found != ENTRY_VERSION:
+        older = isinstance(found, int) and found < ENTRY_VERSION
+        raise ConfigurationError(
+            f"{where} follows version {found} of the entry schema; this package reads version {ENTRY_VERSION}.",
+            "Bring it up to date with scripts/seal_entry.py." if older else "Upgrade specblock-zoo.",
+        )
     try:
         # JSON mode keeps types strict (no "4" for 4) while a list may fill a tuple.
         return ZooEntry.model_validate_json(TypeAdapter(object).dump_json(fields))

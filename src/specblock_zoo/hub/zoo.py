@@ -1,12 +1,15 @@
 """List, find and load the drafters of the zoo, from the checkout's `zoo/` or from the copy packaged in a wheel."""
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from specblock_zoo.errors import UnknownNameError
+from specblock_zoo.errors import ConfigurationError, UnknownNameError
 from specblock_zoo.hub.entry import ENTRY_FILE, ZooEntry, read_entry, verify_files
+from specblock_zoo.hub.fetch import check_is_drafter, fetch, is_repository, verify_or_forget
 from specblock_zoo.models.specblock.modeling_specblock import SpecBlockDrafter
 
 PACKAGED = Path(__file__).parents[1] / "_zoo"
@@ -57,7 +60,7 @@ def find(name: str, zoo: Path | None = None) -> ZooEntry:
 
 
 def resolve(name_or_folder: str | Path, zoo: Path | None = None) -> Path:
-    """Folder of a drafter given by zoo name or by path; an existing folder with a `config.json` wins.
+    """Folder of an entry or drafter on this machine, given by zoo name or by path; nothing is downloaded.
 
     Raises:
         UnknownNameError: neither a folder with a drafter nor a name of the zoo.
@@ -68,16 +71,64 @@ def resolve(name_or_folder: str | Path, zoo: Path | None = None) -> Path:
     return (zoo or zoo_folder()) / find(str(name_or_folder), zoo).name
 
 
+def locate(name: str, options: Mapping[str, Any]) -> Path:
+    """Folder with a drafter's configuration and weights, checked; the lookup behind `SpecBlockDrafter.from_pretrained`.
+
+    Args:
+        name: path of a folder, zoo name (the tag may be left out), or Hub repository `org/name`.
+        options: see `fetch.fetch`; they matter for repositories only.
+
+    Raises:
+        UnknownNameError: nothing is called so, or it holds no drafter.
+        WeightsMismatchError: a file has not the SHA-256 that its entry lists.
+        ConfigurationError: the entry is a recipe.
+        AccessError, HubError: see `fetch.fetch`.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return local(folder)
+    if is_repository(name):
+        return fetch(name, options)
+    return home(find(name), options)
+
+
+def local(folder: Path) -> Path:
+    """`folder`, once it is known to hold a drafter whose files are what its entry (if any) says; errors as `locate`."""
+    if not (folder / "config.json").is_file():
+        raise UnknownNameError(f"{folder} has no config.json; expected a drafter's.", "Name the folder of a drafter.")
+    check_is_drafter(folder / "config.json", str(folder))
+    if (folder / ENTRY_FILE).is_file():
+        refuse_recipe(entry := read_entry(folder))
+        verify_files(entry, folder)
+    return folder
+
+
+def home(entry: ZooEntry, options: Mapping[str, Any], zoo: Path | None = None) -> Path:
+    """Where the weights of an entry are: beside it, or in its repository; errors as `locate`."""
+    refuse_recipe(entry)
+    beside = (zoo or zoo_folder()) / entry.name
+    if entry.repository is None or (entry.files and all((beside / name).is_file() for name in entry.files)):
+        return local(beside)
+    folder = fetch(entry.repository, {"revision": entry.repository_revision, **options})
+    verify_or_forget(entry, folder)
+    return folder
+
+
+def refuse_recipe(entry: ZooEntry) -> None:
+    """Raises `ConfigurationError` for an entry without weights."""
+    if entry.status == "recipe":
+        raise ConfigurationError(
+            f"{entry.name} is a recipe: a configuration and a plan; no weights have been trained.",
+            "Train it with `specblock fit`, or choose a trained one from `specblock zoo list`.",
+        )
+
+
 def load_drafter(name_or_folder: str | Path, dtype: torch.dtype = torch.float32) -> SpecBlockDrafter:
-    """Loads a drafter by zoo name or folder, ready to draft; files that an entry lists are checked first.
+    """Loads a drafter by zoo name, Hub repository or folder, ready to draft; files that an entry lists are checked first.
 
     Raises:
         UnknownNameError: the name is not in the zoo.
         WeightsMismatchError: a file is absent or changed.
     """
-    folder = resolve(name_or_folder)
-    if (folder / ENTRY_FILE).is_file():
-        verify_files(read_entry(folder), folder)
-    drafter: SpecBlockDrafter = SpecBlockDrafter.from_pretrained(folder, dtype=dtype)
-    drafter.train(mode=False)
+    drafter: SpecBlockDrafter = SpecBlockDrafter.from_pretrained(name_or_folder, dtype=dtype)
     return drafter

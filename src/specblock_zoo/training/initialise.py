@@ -1,6 +1,6 @@
 """A drafter's configuration and first weights, read off the target it will draft for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,7 +9,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
-from specblock_zoo.targets.capture import forward_with_taps
 from specblock_zoo.targets.registry import family_of
 from specblock_zoo.training.checks import check_options
 
@@ -27,9 +26,11 @@ COPIED_SHAPES = (
     "pad_token_id",
 )
 QUERY_SHARE = 0.1
-"""Size of the slot vector beside condition and token in the first state: enough to tell slots apart, too little to
-drown what the copied layers expect (ours)."""
-PROBE_TOKENS = 64
+"""Size of the slot vector beside the rest of the first state: enough to tell slots apart, too little to drown what the
+copied layers expect (ours)."""
+RIDGE = 1e-3
+"""Ridge penalty relative to the mean diagonal of the (scaled) Gram matrix (ours; 3e-4 to 1e-2 differ little)."""
+FIT_TOKENS = 30_000
 
 
 def drafter_config(
@@ -63,16 +64,14 @@ def drafter_config(
 
 
 @torch.no_grad()
-def initialise_from_target(drafter: SpecBlockDrafter, target: PreTrainedModel, stream_rms: float | None = None) -> None:
-    """Starts the drafter as the target's last layers reading the last tap (ours; the paper starts from scratch).
+def copy_last_layers(drafter: SpecBlockDrafter, target: PreTrainedModel) -> None:
+    """Starts decoder layers, final norm and head rows as copies of the target's last ones (ours; paper: from scratch).
 
-    Decoder layers, final norm and the head's draft rows are copies; the first state of a pair (h_i, t_{i+1}) is the
-    normalised last tap plus the normalised token, at the magnitude the copied layers are used to; the shift passes each
-    slot's own state. Query and key norms of a target (Qwen3) have no counterpart and are left out.
+    The shift passes each slot's own state already. Query and key norms of a target (Qwen3) have no counterpart and are
+    left out.
 
     Args:
         drafter: written in place; its vocabulary map must be set.
-        stream_rms: root mean square of the residual stream entering the copied layers; measured when None.
 
     Raises:
         ConfigurationError: a tensor to copy has another shape in the drafter.
@@ -88,8 +87,64 @@ def initialise_from_target(drafter: SpecBlockDrafter, target: PreTrainedModel, s
         _copy_parameters(copy, dict(original.named_parameters()))
     _copy_parameters(drafter.norm, dict(family.final_norm(target).named_parameters()))
     _copy_parameters(drafter.lm_head, {"weight": family.head_weight(target)[drafter.draft_tokens]})
-    scale = residual_rms(target, first_copied - 1) if stream_rms is None else stream_rms
-    _pass_last_tap(drafter, scale)
+
+
+@torch.no_grad()
+def fit_first_state(drafter: SpecBlockDrafter, batches: Iterable[Mapping[str, Tensor]], tokens: int = FIT_TOKENS) -> None:
+    """Sets the input layer so that the first state of a pair (h_i, t_{i+1}) predicts the last tap of token i + 1 (ours).
+
+    That is what the copied layers were made to read, and the pair determines most of it: a ridge regression on all taps
+    and the normalised token embedding, each token weighing by the inverse square of its state's size, because a target's
+    first token often carries a state a hundred times the usual size.
+
+    Args:
+        drafter: written in place; must be attached to its target's embeddings, with norms still at one.
+        batches: training batches (schema: `data.collate`); read until `tokens` pairs are seen.
+    """
+    layer, hidden = drafter.input_layer, drafter.config.hidden_size
+    taps = layer.condition_proj.in_features
+    gram = torch.zeros(taps + hidden, taps + hidden, dtype=torch.float64)
+    cross = torch.zeros(taps + hidden, hidden, dtype=torch.float64)
+    seen, weight = 0, 0.0
+    for batch in batches:
+        known, wanted = regression_rows(drafter, batch)
+        importance = wanted.pow(2).mean(-1, keepdim=True).rsqrt()
+        known, wanted = known * importance, wanted * importance
+        gram += known.T @ known
+        cross += known.T @ wanted
+        seen, weight = seen + len(known), weight + float(importance.pow(2).sum())
+        if seen >= tokens:
+            break
+    solution = ridge(gram, cross, hidden)
+    condition = solution[:taps]
+    size = float(((gram[:taps, :taps] @ condition) * condition).sum() / (hidden * weight)) ** 0.5
+    layer.condition_proj.weight.copy_(condition.T)
+    # The condition norm brings the projected taps to size one; `size` gives them back the size the regression found.
+    identity = torch.eye(hidden, dtype=torch.float64)
+    layer.fuse.weight.copy_(torch.cat((size * identity, solution[taps:].T, QUERY_SHARE * size * identity), dim=1))
+
+
+def regression_rows(drafter: SpecBlockDrafter, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """What a pair knows, `[rows, taps*hidden + hidden]`, and the last tap of its token, `[rows, hidden]`, float32."""
+    real = batch["attention_mask"][:, 1:].bool()
+    before, after = batch["features"][:, :-1][real], batch["features"][:, 1:][real]
+    token = drafter.input_layer.token_norm(drafter.embed(batch["input_ids"][:, 1:][real]))
+    return torch.cat((before.float(), token), dim=-1), after[:, -drafter.config.hidden_size :].float()
+
+
+def ridge(gram: Tensor, cross: Tensor, group: int) -> Tensor:
+    """Coefficients of a ridge regression from its sums; columns are scaled by groups of `group`, so that taps of different
+    size are penalised alike.
+
+    Args:
+        gram: sum of x x^T, `[columns, columns]`, float64.
+        cross: sum of x y^T, `[columns, outputs]`, float64.
+    """
+    scale = gram.diagonal().view(-1, group).mean(1).clamp(min=torch.finfo(gram.dtype).tiny).sqrt()
+    scale = scale.repeat_interleave(group)[:, None]
+    scaled = gram / scale / scale.T
+    scaled.diagonal().add_(RIDGE)
+    return torch.linalg.solve(scaled, cross / scale) / scale
 
 
 def _copy_parameters(module: nn.Module, source: Mapping[str, Tensor]) -> None:
@@ -102,31 +157,3 @@ def _copy_parameters(module: nn.Module, source: Mapping[str, Tensor]) -> None:
                 "Keep the target's shapes in model.drafter, or use initialise: scratch.",
             )
         parameter.copy_(found)
-
-
-def _pass_last_tap(drafter: SpecBlockDrafter, scale: float) -> None:
-    layer, config = drafter.input_layer, drafter.config
-    if config.target_hidden_size != config.hidden_size:
-        raise ConfigurationError(
-            f"The target's hidden size is {config.target_hidden_size}, the drafter's {config.hidden_size}.",
-            "Make them equal, or use initialise: scratch.",
-        )
-    identity = torch.eye(config.hidden_size)
-    earlier_taps = torch.zeros(config.hidden_size, layer.condition_proj.in_features - config.hidden_size)
-    layer.condition_proj.weight.copy_(torch.cat((earlier_taps, identity), dim=1))
-    # The sum of two independent vectors of unit size has size sqrt(2).
-    pair = scale * 2**-0.5 * identity
-    layer.fuse.weight.copy_(torch.cat((pair, pair, QUERY_SHARE * scale * identity), dim=1))
-
-
-@torch.no_grad()
-def residual_rms(target: PreTrainedModel, layer: int, tokens: Sequence[int] | None = None) -> float:
-    """Median over tokens of the root mean square of layer `layer`'s output.
-
-    By default over tokens spread evenly through the vocabulary. The median, because a target's first token often
-    carries an activation a hundred times the usual size.
-    """
-    size = target.config.vocab_size
-    ids = torch.tensor([tokens if tokens is not None else range(0, size, max(1, size // PROBE_TOKENS))])
-    _, features = forward_with_taps(family_of(target.config).decoder(target), [layer], input_ids=ids, use_cache=False)
-    return float(features.features.float().pow(2).mean(-1).sqrt().median())

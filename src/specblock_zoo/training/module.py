@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specblock_zoo.data.datamodule import FeatureDataModule
-from specblock_zoo.data.manifest import Manifest
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.functional.objective import SLOT_WEIGHT, LossReport
 from specblock_zoo.functional.vocab import VocabMap, draft_to_target, target_to_draft
@@ -22,7 +21,7 @@ from specblock_zoo.targets.identity import identify
 from specblock_zoo.targets.local import load_target
 from specblock_zoo.targets.registry import family_of
 from specblock_zoo.training.checks import check_cache, check_objective, check_same_drafter, check_same_vocabulary
-from specblock_zoo.training.initialise import drafter_config, initialise_from_target
+from specblock_zoo.training.initialise import copy_last_layers, drafter_config, fit_first_state
 from specblock_zoo.training.metrics import ReportMetric
 from specblock_zoo.training.rollout import RolloutSettings, Teacher, rollout
 from specblock_zoo.training.schedules import warmup_cosine
@@ -35,10 +34,12 @@ class LossWeights:
     Attributes:
         slot_weight: slot k weighs slot_weight ** k, > 0.
         rank_weight: weight of the rank loss beside the draft loss, >= 0.
+        min_rows: slots with fewer rows in a batch weigh less, in proportion; 1 = plain means (paper), for large batches.
     """
 
     slot_weight: float = SLOT_WEIGHT
     rank_weight: float = 1.0
+    min_rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class DrafterModule(LightningModule):
     Args:
         target: name of an embedded target, model folder, or Hub repository; the one the cache was built with.
         drafter: fields of `SpecBlockConfig` that differ from the target's shapes and the defaults.
-        initialise: `target` copies the target's last layers, `scratch` draws random weights (paper), anything else is a
-            drafter folder to continue from.
+        initialise: `target` copies the target's last layers and fits the input layer to them, `scratch` draws random
+            weights (paper), anything else is a drafter folder to continue from.
         objective: losses and the share of positions that later blocks start from.
         weights: slots and rank head in the total loss.
         adamw: optimizer and schedule.
@@ -117,7 +118,7 @@ class DrafterModule(LightningModule):
         check_cache(data.manifest, data.cache_dir, identify(self.target, model, tokenizer), model.config)
         vocab = data.vocab_map()
         if self.drafter is None:
-            self.drafter = self._new_drafter(model, data.manifest, vocab)
+            self.drafter = self._new_drafter(model, data, vocab)
         check_same_vocabulary(self.drafter.t2d, vocab.t2d)
         family = family_of(model.config)
         # Clones, so that the rest of the target is freed; embeddings and head may be views of one file.
@@ -135,7 +136,7 @@ class DrafterModule(LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         report = self._shared_step(batch, f"{self.current_epoch}/{batch_idx}")
-        loss = report.total(self.weights.slot_weight, self.weights.rank_weight)
+        loss = report.total(self.weights.slot_weight, self.weights.rank_weight, self.weights.min_rows)
         size = batch["input_ids"].shape[0]
         self.log("train_loss_nats", loss, prog_bar=True, batch_size=size)
         self.log("train_alpha_b0_s0", report.alpha()[0, 0], prog_bar=True, batch_size=size)
@@ -188,7 +189,8 @@ class DrafterModule(LightningModule):
         generator = torch.Generator().manual_seed(mix_seed(self.seed, draw, self.global_rank))
         return rollout(self.drafter, batch, Teacher(self.teacher_head, self.draft_ids), self.objective, generator)
 
-    def _new_drafter(self, target: PreTrainedModel, manifest: Manifest, vocab: VocabMap) -> SpecBlockDrafter:
+    def _new_drafter(self, target: PreTrainedModel, data: FeatureDataModule, vocab: VocabMap) -> SpecBlockDrafter:
+        manifest = data.manifest
         if self.initialise not in ("target", "scratch"):
             return self._stored_drafter(Path(self.initialise))
         facts = {
@@ -203,8 +205,11 @@ class DrafterModule(LightningModule):
         drafter = SpecBlockDrafter(drafter_config(target.config, facts, self.drafter_options))
         drafter.d2t.copy_(vocab.d2t)
         drafter.t2d.copy_(vocab.t2d)
-        if self.initialise == "target":
-            initialise_from_target(drafter, target)
+        # A checkpoint about to be loaded brings its own weights.
+        if self.initialise == "target" and not self.trainer.ckpt_path:
+            copy_last_layers(drafter, target)
+            drafter.attach(family_of(target.config).embedding_weight(target))
+            fit_first_state(drafter, data.train_dataloader())
         return drafter
 
     def _stored_drafter(self, folder: Path) -> SpecBlockDrafter:

@@ -20,6 +20,7 @@ from specblock_zoo.models.decoder import (
     rotary,
     split_attention,
 )
+from specblock_zoo.models.source import folder_of
 from specblock_zoo.models.specblock.configuration_specblock import NUM_BUCKETS, SpecBlockConfig
 from specblock_zoo.models.specblock.rank_head import RankHead
 from specblock_zoo.structures import BranchMemory, BranchOutput, ContextOutput, DraftBlock, KeyValues
@@ -110,23 +111,36 @@ class SpecBlockDrafter(PreTrainedModel, Drafter):
     def from_pretrained(  # type: ignore[override]  # transformers lists its keywords, we hand them through
         cls, folder: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Loads a drafter folder (ours, or one published by the method's authors) or a Hub repository, strictly.
+        """Loads a drafter by zoo name, Hub repository or folder (ours, or the authors' published format), strictly.
+
+        Args:
+            folder: zoo name (the tag may be left out), `org/name` on the Hub, or a path.
+            kwargs: as in transformers, `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, `dtype`
+                and `device_map` among them. Safetensors only.
 
         Raises:
-            WeightsMismatchError: tensors are missing, extra or of another shape.
+            UnknownNameError: there is no such name, repository or folder, or it holds no drafter.
+            WeightsMismatchError: tensors are missing, extra, not numbers or of another shape, or a file is not what the
+                zoo entry says.
             VocabularyMismatchError: the vocabulary map contradicts itself.
+            AccessError, HubError: the repository may not be read, or the Hub cannot be reached.
         """
         from specblock_zoo.models.specblock import published
 
-        if published.is_published(folder):
-            return published.load(cls, folder, dtype=kwargs.get("dtype"))
+        place = folder_of(folder, kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
-        # Mismatched shapes are reported, and refused below by name; transformers' own error names none.
-        options = {**kwargs, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        loaded: Any = super().from_pretrained(folder, *args, **options)
-        drafter, info = loaded
-        check_loading(str(folder), info)
-        check_vocab_map(drafter.d2t, drafter.t2d, drafter.config.vocab_size)
+        if published.is_published(place):
+            drafter = published.load(cls, place, kwargs.get("dtype"), kwargs.get("device_map"))
+            info: dict[str, Any] = {}
+        else:
+            # Mismatched shapes are reported, and refused below by name; transformers' own error names none.
+            fixed = {"ignore_mismatched_sizes": True, "output_loading_info": True, "use_safetensors": True}
+            loaded: Any = super().from_pretrained(place, *args, **{**kwargs, **fixed})
+            drafter, info = loaded
+            check_loading(str(folder), info)
+            check_vocab_map(drafter.d2t, drafter.t2d, drafter.config.vocab_size)
+        check_numbers(str(folder), drafter)
+        drafter.name_or_path = str(folder)
         return (drafter, info) if wants_info else drafter
 
     def target_tokens(self, draft_ids: Tensor) -> Tensor:
@@ -303,4 +317,14 @@ def check_loading(folder: str, info: dict[str, Any]) -> None:
         raise WeightsMismatchError(
             f"The weights in {folder} are not this drafter's: {'; '.join(found)}.",
             "Check that config.json and model.safetensors come from the same training run.",
+        )
+
+
+def check_numbers(folder: str, drafter: nn.Module) -> None:
+    """Raises `WeightsMismatchError` naming tensors with NaN: they were never written, or training diverged."""
+    broken = [name for name, value in drafter.named_parameters() if not value.is_meta and bool(value.isnan().any())]
+    if broken:
+        raise WeightsMismatchError(
+            f"The weights in {folder} hold NaN in {', '.join(broken)}; expected numbers.",
+            "Take an earlier checkpoint, or fetch the weights again.",
         )

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from specblock_zoo.errors import VocabularyMismatchError, WeightsMismatchError
+from specblock_zoo.errors import UnsupportedOptionError, VocabularyMismatchError
 from specblock_zoo.functional.vocab import check_vocab_map
+from specblock_zoo.models.folders import Shapes, check_shapes, read_tensors
 from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
 
 ARCHITECTURES = ("LlamaForCausalLMSpecBlock", "LlamaForCausalLMSpecBlockShift")
 PREFIXES = ("draft_model.", "module.", "inner.", "model.")
+VOCABULARY_FILE = "vocab_mapping.pt"
+EMBEDDING = "input_layer.embed_tokens.weight"
 DEFAULT_THETA = 10000.0
 """The published Llama configuration names no rotary base; the release then uses this one."""
 
@@ -33,8 +35,12 @@ def is_published(folder: Any) -> bool:
 
 
 def read_config(folder: Path) -> SpecBlockConfig:
-    """Translates a published `config.json`. Tap layers are left to the target's depth, which the file does not tell."""
-    raw = json.loads((folder / "config.json").read_text())
+    """Translates a published `config.json`."""
+    return translate(json.loads((folder / "config.json").read_text()))
+
+
+def translate(raw: dict[str, Any]) -> SpecBlockConfig:
+    """Our configuration from published keys. Tap layers are left to the target's depth, which the keys do not tell."""
     heads = raw["num_attention_heads"]
     width = raw.get("diffspec_draft_token_num", 4)
     return SpecBlockConfig(
@@ -71,15 +77,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     Raises:
         VocabularyMismatchError: `vocab_mapping.pt` and the weight file disagree.
     """
-    weights = {strip_prefix(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
-    weights.pop("input_layer.embed_tokens.weight", None)
-    mapping = folder / "vocab_mapping.pt"
+    weights = {strip_prefix(name): tensor for name, tensor in read_tensors(folder).items()}
+    weights.pop(EMBEDDING, None)
+    mapping = folder / VOCABULARY_FILE
     if mapping.is_file():
         pickled = torch.load(mapping, weights_only=True)
         for name in ("d2t", "t2d"):
             if name in weights and not torch.equal(weights[name], pickled[name].to(weights[name].dtype)):
                 raise VocabularyMismatchError(
-                    f"{mapping} and {folder / 'model.safetensors'} hold different {name} tables.",
+                    f"{mapping} and the safetensors file beside it hold different {name} tables.",
                     "Download the folder again; one of the two files is not of this checkpoint.",
                 )
             weights.setdefault(name, pickled[name])
@@ -93,23 +99,46 @@ def strip_prefix(name: str) -> str:
     return name
 
 
-def load(cls: Any, folder: Any, dtype: torch.dtype | None = None) -> Any:
-    """Builds a drafter from a published folder.
+def skeleton(cls: Any, config: SpecBlockConfig) -> Any:
+    """A drafter of class `cls` on the meta device: every name and shape, no memory."""
+    with torch.device("meta"):
+        return cls(config)
+
+
+def shapes_of(drafter: Any) -> Shapes:
+    """Name -> shape of everything a weight file must hold."""
+    return {name: tuple(tensor.shape) for name, tensor in drafter.state_dict().items()}
+
+
+def load(cls: Any, folder: Any, dtype: torch.dtype | str | None = None, device_map: Any = None) -> Any:
+    """Builds a drafter from a published folder; no tensor is initialised, each one comes from the file.
+
+    Args:
+        dtype: of the weights; None or `auto` keeps the file's.
+        device_map: one device for the whole drafter.
 
     Raises:
         WeightsMismatchError: tensors are missing, extra or of another shape.
+        UnsupportedOptionError: `device_map` spreads the drafter over several devices.
     """
     folder = Path(str(folder))
-    drafter, weights = cls(read_config(folder)), read_weights(folder)
-    expected = {name: tuple(tensor.shape) for name, tensor in drafter.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if expected != found:
-        differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        described = "; ".join(f"{name}: expected {expected.get(name)}, found {found.get(name)}" for name in differing)
-        raise WeightsMismatchError(
-            f"{folder / 'model.safetensors'} does not hold the tensors its config.json describes: {described}.",
-            "Check that both files come from the same release.",
-        )
-    drafter.load_state_dict(weights)
+    drafter, weights = skeleton(cls, read_config(folder)), read_weights(folder)
+    check_shapes(shapes_of(drafter), {name: tuple(tensor.shape) for name, tensor in weights.items()}, folder)
+    drafter.load_state_dict(weights, assign=True)
     check_vocab_map(drafter.d2t, drafter.t2d, drafter.config.vocab_size)
-    return drafter.to(dtype or weights["lm_head.weight"].dtype).eval()
+    named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    return drafter.to(named or weights["lm_head.weight"].dtype).to(one_device(device_map)).eval()
+
+
+def one_device(device_map: Any) -> torch.device:
+    """The device that a `device_map` names for everything."""
+    places = set(device_map.values()) if isinstance(device_map, dict) else {device_map or "cpu"}
+    if len(places) != 1 or places & {"balanced", "balanced_low_0", "sequential"}:
+        raise UnsupportedOptionError(
+            f"device_map {device_map!r} spreads a published drafter over devices; it is loaded whole.",
+            "Name one device, e.g. device_map='cuda:0', or convert it first: specblock convert published FOLDER OUT.",
+        )
+    place = places.pop()
+    if place == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(place)

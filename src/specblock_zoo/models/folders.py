@@ -1,0 +1,74 @@
+"""Folders written whole or not at all, and the tensors inside them."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@contextmanager
+def fresh_folder(out: Path) -> Iterator[Path]:
+    """Yields a scratch folder beside `out` that becomes `out` at the end, or vanishes if the block raises.
+
+    Raises:
+        ConfigurationError: `out` exists and is not an empty folder.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigurationError(f"{out} exists and is not empty.", "Name a new folder, or remove that one first.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        yield scratch
+        scratch.chmod(0o755)
+        scratch.replace(out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, by name.
+
+    Raises:
+        WeightsMismatchError: there is none; other formats are not read, because they may run code.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightsMismatchError(
+            f"{folder} has no safetensors file.", "Save the weights as safetensors: drafter.save_pretrained(folder)."
+        )
+    return files
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder's safetensors files (shards are joined); errors as `weight_files`."""
+    return {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
+
+
+def read_shapes(folder: Path) -> Shapes:
+    """Shapes of the same tensors, read from the files' headers only."""
+    shapes: Shapes = {}
+    for file in weight_files(folder):
+        with safe_open(file, framework="pt") as opened:
+            names = opened.keys()
+            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+    return shapes
+
+
+def check_shapes(expected: Shapes, found: Shapes, where: Path) -> None:
+    """Raises `WeightsMismatchError` naming every tensor that is missing, extra or of another shape."""
+    differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if differing:
+        described = "; ".join(f"{name}: expected {expected.get(name)}, found {found.get(name)}" for name in differing)
+        raise WeightsMismatchError(
+            f"{where} does not hold the tensors its config.json describes: {described}.",
+            "Check that config.json and the weights come from the same release.",
+        )
