@@ -1,5 +1,6 @@
 """Fixtures of the zoo tests."""
 
+from tests.support.hub_server import hub
 from tests.support.tiny_pair import tiny_folders
 
-__all__ = ["tiny_folders"]
+__all__ = ["hub", "tiny_folders"]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, StoppingCriteriaList
+from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from specblock_zoo.inference.cache import DrafterCache
@@ -14,7 +14,9 @@ from tests.support.decoding import TAPS, WIDTH, ScriptedDrafter, generate, promp
 LENGTH, NEW = 5, 20
 
 
-def session_of(drafter: ScriptedDrafter, target, ids: torch.Tensor, criteria: list) -> Session:
+def session_of(
+    drafter: ScriptedDrafter, target: PreTrainedModel, ids: torch.Tensor, criteria: list[StoppingCriteria]
+) -> Session:
     drafter.attach(target.get_input_embeddings().weight)
     text = Text(ids, Rules(stopping_criteria=StoppingCriteriaList(criteria)))
     return Session(drafter, Verifier(target, TAPS, DynamicCache()), text, drafter.config.tree_settings, DrafterCache())

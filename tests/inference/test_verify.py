@@ -1,5 +1,6 @@
 """Judging a tree equals reading each path on its own; what stays in the cache equals having read the text."""
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -44,7 +45,9 @@ def verifier_of(family: str, attention: str = "sdpa") -> Verifier:
 @torch.no_grad()
 @pytest.mark.parametrize(("family", "attention"), [*product(["llama", "qwen3"], ["sdpa", "eager"])])
 @pytest.mark.parametrize("prompt_of", [whole_prompt, padded_prompt])
-def test_every_row_equals_its_path_read_alone(family: str, attention: str, prompt_of) -> None:
+def test_every_row_equals_its_path_read_alone(
+    family: str, attention: str, prompt_of: Callable[[Tensor], Prompt]
+) -> None:
     tree, ids, verifier = branching_tree(), prompt_ids(LENGTH), verifier_of(family, attention)
     verifier.read(prompt_of(ids))
     reading = verifier.judge(ROOT_TOKEN, tree)

@@ -1,5 +1,7 @@
 """A drafter decides how fast the text comes, never what it says."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -67,7 +69,7 @@ HOSTILE = [nan_weights, nan_head, infinite_head, foreign_tokens, only_foreign_to
 
 @pytest.mark.parametrize("spoil", HOSTILE)
 @pytest.mark.parametrize("merge", [True, False])
-def test_a_hostile_drafter_changes_nothing_but_speed(spoil, merge: bool) -> None:  # type: ignore[no-untyped-def]
+def test_a_hostile_drafter_changes_nothing_but_speed(spoil: Callable[[SpecBlockDrafter], None], merge: bool) -> None:
     target, ids = target_of("qwen3"), prompt_ids(5)
     drafter = random_drafter(target, num_blocks=3, merge_duplicates=merge)
     spoil(drafter)

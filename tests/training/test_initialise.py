@@ -1,15 +1,24 @@
 """A drafter that starts as the target's last layers computes what those layers compute."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specblock_zoo.errors import CacheMismatchError, ConfigurationError
 from specblock_zoo.functional.vocab import build_vocab_map
 from specblock_zoo.models.specblock import SpecBlockDrafter
-from specblock_zoo.targets.capture import forward_with_taps
 from specblock_zoo.targets.registry import FAMILIES, family_of
-from specblock_zoo.training.initialise import drafter_config, initialise_from_target, residual_rms
+from specblock_zoo.training.initialise import (
+    RIDGE,
+    copy_last_layers,
+    drafter_config,
+    fit_first_state,
+    regression_rows,
+    ridge,
+)
 
 DRAFT_VOCAB = 24
 FACTS = {"tap_layers": [1, 2, 3], "draft_vocab_size": DRAFT_VOCAB}
@@ -54,7 +63,7 @@ def test_an_option_that_contradicts_the_target_is_refused(target: PreTrainedMode
 
 def test_heads_equal_the_targets_on_the_draft_vocabulary(target: PreTrainedModel) -> None:
     drafter = fresh_drafter(target)
-    initialise_from_target(drafter, target)
+    copy_last_layers(drafter, target)
     states = torch.randn(5, target.config.hidden_size)
     expected = target.lm_head(target.model.norm(states))[:, drafter.draft_tokens]
     torch.testing.assert_close(drafter.heads(states)[0], expected)
@@ -62,7 +71,7 @@ def test_heads_equal_the_targets_on_the_draft_vocabulary(target: PreTrainedModel
 
 def test_layers_are_copies_of_the_targets_last_ones(target: PreTrainedModel) -> None:
     drafter = fresh_drafter(target)
-    initialise_from_target(drafter, target)
+    copy_last_layers(drafter, target)
     originals = family_of(target.config).decoder_layers(target)[-len(drafter.layers) :]
     for layer, original in zip(drafter.layers, originals, strict=True):
         theirs = dict(original.named_parameters())
@@ -71,23 +80,70 @@ def test_layers_are_copies_of_the_targets_last_ones(target: PreTrainedModel) -> 
             assert parameter.data_ptr() != theirs[name].data_ptr()
 
 
-def test_first_state_is_last_tap_plus_token_at_the_streams_size(target: PreTrainedModel) -> None:
+def linear_batch(drafter: SpecBlockDrafter, rows: int = 6, length: int = 80) -> dict[str, Tensor]:
+    """Features whose last tap follows linearly from the previous features and the token; right padding holds noise."""
+    draw = torch.Generator().manual_seed(0)
+    hidden, taps = drafter.config.hidden_size, drafter.input_layer.condition_proj.in_features
+    tokens = torch.randint(drafter.config.vocab_size, (rows, length), generator=draw)
+    features = torch.randn(rows, length, taps, generator=draw)
+    from_features = torch.randn(hidden, taps, generator=draw) / taps**0.5
+    from_token = torch.randn(hidden, hidden, generator=draw) / hidden**0.5
+    words = drafter.input_layer.token_norm(drafter.embed(tokens)).detach()
+    for j in range(1, length):
+        features[:, j, -hidden:] = features[:, j - 1] @ from_features.T + words[:, j] @ from_token.T
+    mask = torch.arange(length) < torch.tensor([length, *[length - 7 * row for row in range(1, rows)]])[:, None]
+    features[~mask] = 1e3
+    return {"input_ids": tokens, "attention_mask": mask, "features": features}
+
+
+@pytest.fixture
+def attached(target: PreTrainedModel) -> SpecBlockDrafter:
     drafter = fresh_drafter(target)
-    initialise_from_target(drafter, target, stream_rms=3.0)
-    hidden = target.config.hidden_size
-    features, token = torch.randn(400, 3 * hidden), torch.randn(400, hidden)
-    pair = drafter.input_layer.pair(drafter.condition(features), token)
-    other = features.clone()
-    other[:, : 2 * hidden] = torch.randn(400, 2 * hidden)
-    assert torch.equal(pair, drafter.input_layer.pair(drafter.condition(other), token)), "only the last tap is read"
-    assert float(pair.detach().pow(2).mean().sqrt()) == pytest.approx(3.0, rel=0.05)
+    drafter.attach(target.get_input_embeddings().weight)
+    return drafter
 
 
-def test_residual_size_is_the_median_over_tokens(target: PreTrainedModel) -> None:
-    tokens = list(range(3, 30))
-    _, features = forward_with_taps(target, [2], input_ids=torch.tensor([tokens]))
-    sizes = features.features[0].pow(2).mean(-1).sqrt()
-    assert residual_rms(target, 2, tokens) == pytest.approx(float(sizes.median()))
+def test_first_states_predict_the_last_tap_of_their_token(attached: SpecBlockDrafter) -> None:
+    batch = linear_batch(attached)
+    fit_first_state(attached, [batch])
+    known, wanted = regression_rows(attached, batch)
+    features, token = known.split((known.shape[1] - wanted.shape[1], wanted.shape[1]), dim=1)
+    embedding = attached.embed(batch["input_ids"][:, 1:][batch["attention_mask"][:, 1:]])
+    found = attached.input_layer.pair(attached.condition(features), embedding).detach()
+    torch.testing.assert_close(attached.input_layer.token_norm(embedding), token)
+    # What is left is the condition norm's: it takes each row's own size away.
+    assert float((found - wanted).pow(2).sum() / wanted.pow(2).sum()) < 0.05
+
+
+def test_enough_tokens_end_the_fit(attached: SpecBlockDrafter) -> None:
+    read = []
+
+    def batches() -> Iterator[dict[str, Tensor]]:
+        for number in range(9):
+            read.append(number)
+            yield linear_batch(attached)
+
+    fit_first_state(attached, batches(), tokens=int(linear_batch(attached)["attention_mask"][:, 1:].sum()) + 1)
+    assert read == [0, 1]
+
+
+def test_rows_pair_a_state_with_the_next_token_and_leave_padding_out(attached: SpecBlockDrafter) -> None:
+    batch = linear_batch(attached)
+    known, wanted = regression_rows(attached, batch)
+    assert len(known) == len(wanted) == int(batch["attention_mask"].sum()) - len(batch["input_ids"])
+    assert torch.equal(known[3, : batch["features"].shape[-1]], batch["features"][0, 3])
+    assert torch.equal(wanted[3], batch["features"][0, 4, -wanted.shape[1] :])
+
+
+def test_ridge_equals_least_squares_with_the_penalty_as_extra_rows() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 6, generator=draw, dtype=torch.float64) * torch.tensor([1.0, 1, 100, 100, 0.01, 0.01])
+    y = torch.randn(50, 3, generator=draw, dtype=torch.float64)
+    gram = x.T @ x
+    sizes = gram.diagonal().view(3, 2).mean(1).repeat_interleave(2)
+    extended = torch.cat((x, (RIDGE * sizes).sqrt().diag()))
+    expected = torch.linalg.lstsq(extended, torch.cat((y, torch.zeros(6, 3, dtype=torch.float64)))).solution
+    torch.testing.assert_close(ridge(gram, x.T @ y, 2), expected)
 
 
 @pytest.mark.parametrize(
@@ -101,4 +157,4 @@ def test_residual_size_is_the_median_over_tokens(target: PreTrainedModel) -> Non
 def test_shapes_that_cannot_be_copied_are_refused(options: dict[str, int], words: str) -> None:
     target = FAMILIES["llama"].tiny_model()
     with pytest.raises(ConfigurationError, match=words):
-        initialise_from_target(fresh_drafter(target, **options), target)
+        copy_last_layers(fresh_drafter(target, **options), target)

@@ -9,11 +9,14 @@ from specblock_zoo.bench.records import Ratio, Results, TaskResult, read_results
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.hub.entry import ZooEntry
 from specblock_zoo.hub.zoo import list_entries, zoo_folder
+from specblock_zoo.targets.local import EMBEDDED_TARGETS
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 FRAMEWORK_TEMPLATE = Path(__file__).with_name("framework.md.jinja")
 TAGS = ("speculative-decoding", "specblock", "draft-model")
 LIBRARY = "specblock-zoo"
+HUB_LICENCES = {"apache-2.0", "mit", "cc-by-4.0", "cc-by-sa-4.0", "bsd-3-clause", "llama3.1"}
+"""Licence identifiers of the Hub that we write as such; any other goes under `other`, with its name."""
 BLOCK_BEGIN, BLOCK_END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
@@ -61,7 +64,7 @@ def card_data(measured: MeasuredEntry) -> ModelCardData:
         library_name=LIBRARY,
         pipeline_tag="text-generation",
         base_model=entry.target.repository,
-        license=entry.licence.lower(),
+        **licence_fields(entry.licence),
         language="en",
         tags=list(TAGS),
         model_name=entry.name,
@@ -69,8 +72,19 @@ def card_data(measured: MeasuredEntry) -> ModelCardData:
     )
 
 
-def drafter_card(measured: MeasuredEntry) -> ModelCard:
-    """The README of one drafter, from the packaged template."""
+def licence_fields(licence: str) -> dict[str, str]:
+    """The metadata of a licence: an identifier the Hub knows, or `other` and the name."""
+    known = licence.lower() in HUB_LICENCES
+    return {"license": licence.lower()} if known else {"license": "other", "license_name": licence}
+
+
+def drafter_card(measured: MeasuredEntry, source: str | None = None) -> ModelCard:
+    """The README of one drafter, from the packaged template.
+
+    Args:
+        source: what the usage snippet loads; default the entry's zoo name.
+    """
+    target = measured.entry.target
     card: ModelCard = ModelCard.from_template(
         card_data(measured),
         template_path=str(TEMPLATE),
@@ -78,6 +92,8 @@ def drafter_card(measured: MeasuredEntry) -> ModelCard:
         results=measured.results,
         training=measured.entry.training,
         rows=task_rows(measured.results),
+        source=source or measured.entry.name,
+        target=target.name if target.name in EMBEDDED_TARGETS else target.repository,
     )
     return card
 
@@ -149,7 +165,7 @@ def _zoo_row(measured: MeasuredEntry) -> str:
     entry, results = measured.entry, measured.results
     cells = [f"`{entry.name}`", entry.target.repository, entry.status]
     if results is None:
-        cells += ["not measured", "-", "-", "-"]
+        cells += [reported_cell(entry, "tau"), reported_cell(entry, "speedup"), "-", "not measured here"]
     else:
         task, made = results.overall, results.provenance
         cells += [
@@ -159,6 +175,12 @@ def _zoo_row(measured: MeasuredEntry) -> str:
             f"{made.dtype}, {made.threads} threads, {made.device}",
         ]
     return f"| {' | '.join(cells)} |\n"
+
+
+def reported_cell(entry: ZooEntry, figure: str) -> str:
+    """Somebody else's number, marked as such, or a dash."""
+    found = next((reported for reported in entry.reported if reported.figure == figure), None)
+    return "-" if found is None else f"{found.value:g} (reported by {found.source})"
 
 
 def source_rows(entries: tuple[MeasuredEntry, ...]) -> list[str]:

@@ -124,7 +124,7 @@ def refuse_recipe(entry: ZooEntry) -> None:
 
 
 def load_drafter(name_or_folder: str | Path, dtype: torch.dtype = torch.float32) -> SpecBlockDrafter:
-    """Loads a drafter by zoo name, Hub repository or folder, ready to draft; files that an entry lists are checked first.
+    """Loads a drafter by zoo name, Hub repository or folder, ready to draft; listed files are checked first.
 
     Raises:
         UnknownNameError: the name is not in the zoo.

@@ -90,11 +90,13 @@ def copy_last_layers(drafter: SpecBlockDrafter, target: PreTrainedModel) -> None
 
 
 @torch.no_grad()
-def fit_first_state(drafter: SpecBlockDrafter, batches: Iterable[Mapping[str, Tensor]], tokens: int = FIT_TOKENS) -> None:
-    """Sets the input layer so that the first state of a pair (h_i, t_{i+1}) predicts the last tap of token i + 1 (ours).
+def fit_first_state(
+    drafter: SpecBlockDrafter, batches: Iterable[Mapping[str, Tensor]], tokens: int = FIT_TOKENS
+) -> None:
+    """Sets the input layer so that the first state of a pair (h_i, t_{i+1}) predicts token i + 1's last tap (ours).
 
     That is what the copied layers were made to read, and the pair determines most of it: a ridge regression on all taps
-    and the normalised token embedding, each token weighing by the inverse square of its state's size, because a target's
+    and the normalised token embedding. Each token weighs by the inverse square of its state's size, because a target's
     first token often carries a state a hundred times the usual size.
 
     Args:
@@ -133,8 +135,9 @@ def regression_rows(drafter: SpecBlockDrafter, batch: Mapping[str, Tensor]) -> t
 
 
 def ridge(gram: Tensor, cross: Tensor, group: int) -> Tensor:
-    """Coefficients of a ridge regression from its sums; columns are scaled by groups of `group`, so that taps of different
-    size are penalised alike.
+    """Coefficients of a ridge regression from its sums.
+
+    Columns are scaled in groups of `group`, so that taps of different size are penalised alike.
 
     Args:
         gram: sum of x x^T, `[columns, columns]`, float64.

@@ -34,7 +34,7 @@ class LossWeights:
     Attributes:
         slot_weight: slot k weighs slot_weight ** k, > 0.
         rank_weight: weight of the rank loss beside the draft loss, >= 0.
-        min_rows: slots with fewer rows in a batch weigh less, in proportion; 1 = plain means (paper), for large batches.
+        min_rows: slots with fewer rows in a batch weigh less, in proportion; 1 = plain means (paper).
     """
 
     slot_weight: float = SLOT_WEIGHT
