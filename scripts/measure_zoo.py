@@ -36,6 +36,7 @@ class Conditions:
         max_new_tokens: at most that many per answer.
         dtype: of both models; float32 is where equality is exact.
         threads: of torch.
+        packed: prepack the linear layers of both models (`optimize_for_cpu`), plain decoding included.
         seed: of the bootstrap.
         prompt_lookup: also time transformers' prompt lookup.
     """
@@ -43,6 +44,7 @@ class Conditions:
     max_new_tokens: int = 128
     dtype: DtypeName = "float32"
     threads: int = 2
+    packed: bool = True
     seed: int = 0
     prompt_lookup: bool = True
 
@@ -76,6 +78,8 @@ def measure(
     with thread_limit(conditions.threads):
         model, tokenizer = load_target(target, dtype=dtype_of(conditions.dtype))
         pair = Pair(model, tokenizer, load_drafter(drafter, dtype=model.dtype))
+        if conditions.packed:
+            pair.prepack()
         measured = []
         for task in chosen:
             with progress(task.name, len(task.prompts) * len(pair.cases(settings.prompt_lookup)), console) as advance:
@@ -101,6 +105,7 @@ def provenance_of(conditions: Conditions, device: torch.device, dtype: torch.dty
         device=device_name(device),
         cpu_capability=cpu_capability(),
         threads=conditions.threads,
+        packed=conditions.packed,
         dtype=str(dtype).removeprefix("torch."),
         seed=conditions.seed,
         max_new_tokens=conditions.max_new_tokens,

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from jsonargparse import ArgumentParser
 
-from specblock_zoo.cli.commands import COMMANDS, add_options, cache, call, settings_class, summary
+from specblock_zoo.cli.commands import COMMANDS, Group, add_command, add_options, cache, call, settings_class, summary
 from specblock_zoo.data.build_cache import CacheSettings
 from specblock_zoo.data.manifest import read_manifest
+from specblock_zoo.data.settings import CacheSettings
 from tests.support.tiny import TinyRun
 
 
@@ -61,19 +62,39 @@ def test_every_command_has_a_one_line_summary() -> None:
         assert 10 < len(summary(command)) < 120
 
 
-def test_only_cache_takes_a_settings_dataclass() -> None:
-    assert {name: settings_class(command) for name, command in COMMANDS.items()} == {
-        "cache": CacheSettings,
-        "generate": None,
-        "demo": None,
-    }
+def push(folder: Path, settings: Knobs) -> None:
+    """Pushes a folder."""
+    calls.append((folder, settings))
+
+
+def test_positional_words_stand_beside_the_flags_of_a_dataclass() -> None:
+    calls.clear()
+    call(push, parsed(push, ["here", "--size", "4", "--names", "a"]))
+    assert calls == [(Path("here"), Knobs(4, ["a"]))]
+
+
+def test_a_group_runs_the_function_that_was_named() -> None:
+    group = Group("Says and turns.", {"say": say, "turn": turn})
+    parser = ArgumentParser(exit_on_error=False)
+    add_command(parser.add_subcommands(), "both", group)
+    calls.clear()
+    for words in (["both", "say", "hello"], ["both", "turn", "--size", "4", "--names", "a"]):
+        call(group, vars(parser.instantiate(parser.parse_args(words))["both"]))
+    assert calls == [("hello", 2), Knobs(4, ["a"])]
+    assert summary(group) == "Says and turns."
+    assert settings_class(group) is None
+
+
+def test_the_cache_command_takes_a_settings_dataclass() -> None:
+    assert settings_class(COMMANDS["cache"]) is CacheSettings
 
 
 def test_cache_builds_a_folder_and_says_so(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "cache"
-    cache(CacheSettings([str(tiny_run.records)], str(tiny_run.target), str(out), draft_vocab_size=48, dtype="float32"))
+    records, target = [str(tiny_run.records)], str(tiny_run.target)
+    cache(CacheSettings(records, target, out=str(out), draft_vocab_size=48, dtype="float32"))
     manifest = read_manifest(out)
     assert manifest.complete
     tokens = sum(shard.tokens for shard in manifest.shards)

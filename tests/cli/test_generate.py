@@ -1,10 +1,12 @@
 """`specblock generate`, as a user types it."""
 
+from pathlib import Path
+
 import pytest
 
 from specblock_zoo.cli.generate import Sampling
 from specblock_zoo.cli.main import USER_ERROR, main
-from tests.support.tiny_pair import POSITIONS, TinyFolders
+from tests.support.tiny_pair import POSITIONS, TinyFolders, tiny_drafter
 
 
 def run(arguments: list[str]) -> int:
@@ -62,6 +64,16 @@ def test_mistakes_cost_one_paragraph_and_exit_code_2(
     assert captured.out == ""
     assert problem in captured.err
     assert len(captured.err.strip().splitlines()) == 1
+
+
+def test_another_tokenizer_is_refused(
+    tiny_folders: TinyFolders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = tiny_drafter()
+    drafter.config.tokenizer_hash = "0" * 64
+    drafter.save_pretrained(tmp_path)
+    assert run(command(tiny_folders, "hi", "--drafter", str(tmp_path), drafter=False)) == USER_ERROR
+    assert "the drafter was trained with 000000000000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--max_new_tokens=0", "--sampling.temperature=-1", "--dtype=float8"])

@@ -1,16 +1,20 @@
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specblock_zoo.data import build_cache as module
-from specblock_zoo.data.build_cache import CacheSettings, build_cache, length_sorted_batches
-from specblock_zoo.data.feature_cache import FeatureCache, to_bits
+from specblock_zoo.data.build_cache import build_cache, only_writer
+from specblock_zoo.data.extract import Extractor
+from specblock_zoo.data.feature_cache import FeatureCache
+from specblock_zoo.data.layout import LAST_HIDDEN, to_bits
 from specblock_zoo.data.manifest import read_manifest
+from specblock_zoo.data.settings import CacheSettings
 from specblock_zoo.errors import (
     BadRecordError,
     CacheMismatchError,
@@ -63,7 +67,7 @@ def test_a_cache_holds_what_the_target_says_about_each_record(settings, target, 
         assert read.loss_mask.tolist() == [False] * len(record["prompt_ids"]) + [True] * len(record["answer_ids"])
         alone = capture(target[1], (1, 2, 3), torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool))
         expected = [*alone.features[0].chunk(3, dim=-1), alone.last_hidden[0]]
-        for bits, states in zip((*read.taps, read.last_hidden), expected, strict=True):
+        for bits, states in zip((*read.taps, read.teacher[LAST_HIDDEN]), expected, strict=True):
             # Another batch shape may round the last bit of bfloat16 the other way.
             steps = np.abs(bits.astype(np.int32) - to_bits(states).astype(np.int32))
             assert steps.max() <= 1
@@ -112,7 +116,7 @@ def test_a_finished_cache_is_not_computed_again(settings, monkeypatch):
     def refuse(*arguments):
         raise AssertionError("the target ran again")
 
-    monkeypatch.setattr(module, "capture_examples", refuse)
+    monkeypatch.setattr(Extractor, "forward", refuse)
     assert build_cache(settings) == first
 
 
@@ -132,6 +136,8 @@ def test_a_truncated_shard_is_computed_again(settings, tmp_path):
         ({"dtype": "bfloat16"}, "dtype is 'float32', not 'bfloat16'"),
         ({"max_length": 20}, "max_length is 64, not 20"),
         ({"seed": 1}, "seed is 0, not 1"),
+        ({"state_dtype": "float8"}, "state_dtype is 'bfloat16', not 'float8'"),
+        ({"teacher": "tokens"}, "teacher is 'last_hidden', not 'tokens'"),
     ],
 )
 def test_a_folder_with_another_cache_is_refused_and_left_as_it_is(settings, tmp_path, change, named):
@@ -179,6 +185,9 @@ def test_bad_records_are_refused_before_anything_is_written(settings, tmp_path, 
         ({"tap_layers": [1, 7]}, "7 layers"),
         ({"shard_size": 0}, "shard_size is 0"),
         ({"dtype": "float8"}, "dtype is 'float8'"),
+        ({"state_dtype": "float16"}, "state_dtype is 'float16'; expected one of bfloat16, float8"),
+        ({"teacher": "top"}, "teacher is 'top'; expected one of last_hidden, topk, tokens"),
+        ({"teacher": "topk", "teacher_top": 0}, "teacher_top is 0"),
         ({"records": ["absent.jsonl"]}, "absent.jsonl"),
     ],
 )
@@ -196,9 +205,94 @@ def test_a_full_disk_is_foreseen(settings, tmp_path, monkeypatch):
     assert not (tmp_path / "cache").exists()
 
 
-@given(lengths=st.lists(st.integers(1, 40), max_size=30), bound=st.integers(1, 100))
-def test_forward_batches_hold_every_sequence_once_within_the_bound(lengths, bound):
-    batches = list(length_sorted_batches(lengths, bound))
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= bound
+def test_a_cache_larger_than_allowed_is_refused_with_both_sizes(settings, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"would have [\d,]+ bytes; max_bytes is 1,000"):
+        build_cache(replace(settings, max_bytes=1000))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_dry_run_says_what_it_costs_and_writes_nothing(settings, tmp_path, capsys):
+    planned = build_cache(replace(settings, dry_run=True))
+    assert not (tmp_path / "cache").exists()
+    said = capsys.readouterr().err
+    # Four states of 32 numbers in bfloat16, an int32 and a byte.
+    assert "261 bytes per token" in said
+    for words in ("GB in all", "GB free", "minutes on this cpu"):
+        assert words in said
+    built = build_cache(settings)
+    assert built.counts == planned.counts
+    size = sum(shard.bytes for shard in built.shards)
+    assert size == pytest.approx(261 * built.counts["tokens"], rel=0.25), "Arrow's own headers on tiny rows"
+
+
+def test_the_plan_shows_a_decoded_sample_first(settings, capsys):
+    build_cache(replace(settings, dry_run=True))
+    sample, _, rest = capsys.readouterr().err.partition("records_read")
+    assert "<s>" in sample
+    assert "bytes per token" in rest
+
+
+def test_a_second_writer_is_refused_and_the_lock_dies_with_its_holder(settings, tmp_path):
+    with only_writer(tmp_path / "cache"), pytest.raises(ConfigurationError, match="Another process is writing"):
+        build_cache(settings)
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert build_cache(settings).complete
+
+
+def test_few_supervised_tokens_are_warned_of(settings, tmp_path):
+    record = {"id": "a", "prompt_ids": [5] * 60, "answer_ids": [6, 7]}
+    (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.warns(UserWarning, match=r"Only 3.2% of 62 tokens"):
+        build_cache(replace(settings, dry_run=True))
+
+
+def test_a_skipped_record_is_named_and_counted(settings, tmp_path, capsys):
+    file = tmp_path / "records.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:4], "{ cut", *lines[4:]]) + "\n")
+    with pytest.raises(BadRecordError, match=f"{file}:5"):
+        build_cache(settings)
+    assert build_cache(replace(settings, skip_bad=True)).counts["skipped_bad"] == 1
+    assert f"skipped: {file}:5" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_the_measured_error_of_float8_is_in_the_manifest_and_bfloat16_of_float32_is_finer(settings, tmp_path):
+    fine = build_cache(settings)
+    coarse = build_cache(replace(settings, state_dtype="float8", out=str(tmp_path / "float8")))
+    assert 0.0005 < fine.state_error < 0.003
+    assert 0.01 < coarse.state_error < 0.05
+    assert coarse.committed("bytes") < 0.8 * fine.committed("bytes")
+
+
+KILLED = """
+import os, signal, sys
+from specblock_zoo.data import build_cache as module
+from specblock_zoo.data import feature_cache
+from specblock_zoo.data.settings import CacheSettings
+
+point, countdown = sys.argv[1], int(sys.argv[2])
+owner = {"shard": feature_cache, "manifest": module, "rename": os}[point]
+name = {"shard": "file_sha256", "manifest": "write_manifest", "rename": "replace"}[point]
+original = getattr(owner, name)
+
+def deadly(*arguments):
+    global countdown
+    countdown -= 1
+    if countdown == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments)
+
+setattr(owner, name, deadly)
+module.build_cache(CacheSettings(**eval(sys.argv[3])))
+"""
+
+
+@pytest.mark.parametrize(("point", "countdown"), [("shard", 2), ("manifest", 3)])
+def test_after_sigkill_the_rest_is_computed_and_the_bytes_are_the_same(settings, tmp_path, point, countdown):
+    build_cache(replace(settings, out=str(tmp_path / "whole")))
+    command = [sys.executable, "-c", KILLED, point, str(countdown), repr(vars(settings))]
+    ended = subprocess.run(command, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    assert len(read_manifest(tmp_path / "cache").shards) == 1
+    build_cache(settings)
+    assert contents(tmp_path / "cache") == contents(tmp_path / "whole")

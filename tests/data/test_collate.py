@@ -4,6 +4,7 @@ import torch
 
 from specblock_zoo.data.collate import collate
 from specblock_zoo.data.feature_cache import FeatureCache
+from specblock_zoo.data.layout import LAST_HIDDEN
 from tests.support.cached import make_cache
 
 
@@ -32,7 +33,9 @@ def test_every_row_is_its_sequence_and_then_zeros(rows):
         assert batch["attention_mask"][row].tolist() == [True] * end + [False] * (7 - end)
         bits = batch["features"][row].view(torch.uint16).numpy()
         np.testing.assert_array_equal(bits[:end], np.concatenate(example.taps, axis=-1))
-        np.testing.assert_array_equal(batch["last_hidden"][row, :end].view(torch.uint16).numpy(), example.last_hidden)
+        np.testing.assert_array_equal(
+            batch["last_hidden"][row, :end].view(torch.uint16).numpy(), example.teacher[LAST_HIDDEN]
+        )
         np.testing.assert_array_equal(batch["input_ids"][row, :end].numpy(), example.input_ids)
         np.testing.assert_array_equal(batch["loss_mask"][row, :end].numpy(), example.loss_mask)
         assert all(not value[row, end:].any() for value in batch.values())

@@ -4,6 +4,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specblock_zoo.data.datamodule import FeatureDataModule
+from specblock_zoo.data.sources import SourceSettings
 from specblock_zoo.errors import CorruptCacheError
 from tests.support.cached import make_cache
 
@@ -62,7 +63,7 @@ def test_the_order_is_a_function_of_the_seed(cache_dir):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("left", [8, 1])
 def test_a_loader_is_taken_up_at_the_same_batch(cache_dir, num_workers, left):
-    data = data_module(cache_dir, num_workers=num_workers)
+    data = data_module(cache_dir, source=SourceSettings(num_workers=num_workers))
     loader = data.train_dataloader()
     running = iter(loader)
     for _ in range(len(loader) - left):

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from specblock_zoo.data.dataset import FeatureDataset, split_by_id
 from specblock_zoo.data.feature_cache import FeatureCache
+from specblock_zoo.data.layout import LAST_HIDDEN
 from specblock_zoo.errors import ConfigurationError, NoSupervisedTokensError
 from tests.support.cached import make_cache
 
@@ -22,6 +23,12 @@ def test_a_record_stays_on_its_side_whatever_the_others_are(ids, count):
     full = {IDS[i] for i in split_by_id(IDS[:60], 0.3)[1]}
     part = ids[:count]
     assert {part[i] for i in split_by_id(part, 0.3)[1]} == full & set(part)
+
+
+def test_the_sequences_of_one_record_stay_together():
+    ids = [f"record/{i}{part}" for i in range(300) for part in ("", "#part1", "#part2")]
+    val = {ids[i] for i in split_by_id(ids, 0.2)[1]}
+    assert val == {name for i in range(300) for name in ids[3 * i : 3 * i + 3] if ids[3 * i] in val}
 
 
 def test_a_larger_share_keeps_the_validation_records_of_a_smaller_one():
@@ -53,8 +60,8 @@ def test_max_length_cuts_every_column_and_drops_what_loses_its_answer(tmp_path):
         whole, cut = cache[index], dataset[i]
         assert len(cut) == dataset.lengths[i] == min(5, len(whole))
         np.testing.assert_array_equal(cut.input_ids, whole.input_ids[:5])
-        np.testing.assert_array_equal(cut.last_hidden, whole.last_hidden[:5])
-        assert [tap.shape for tap in cut.taps] == [cut.last_hidden.shape] * 3
+        np.testing.assert_array_equal(cut.teacher[LAST_HIDDEN], whole.teacher[LAST_HIDDEN][:5])
+        assert [tap.shape for tap in cut.taps] == [cut.teacher[LAST_HIDDEN].shape] * 3
 
 
 def test_a_limit_that_leaves_nothing_is_refused(tmp_path):

@@ -1,9 +1,11 @@
+import json
+
 import numpy as np
 import pytest
 
-from specblock_zoo.data.examples import Limits, choose_examples, eligible_examples
-from specblock_zoo.data.records import AnswerRecord
-from specblock_zoo.errors import NoSupervisedTokensError, TargetMismatchError
+from specblock_zoo.data.examples import Limits, Reading, choose_examples, eligible_examples
+from specblock_zoo.data.records import AnswerRecord, read_records
+from specblock_zoo.errors import BadRecordError, NoSupervisedTokensError, TargetMismatchError
 from tests.support.tiny_pair import character_tokenizer
 
 TOKENIZER = character_tokenizer()
@@ -15,7 +17,7 @@ def record(name, prompt, answer, target=None):
 
 
 def eligible(records, **limits):
-    return eligible_examples(records, TOKENIZER, Limits(**{"max_length": 50, **limits}), 96, "t")
+    return eligible_examples(records, Limits(**{"max_length": 50, **limits}), Reading(TOKENIZER, "t", 96))
 
 
 def test_the_answer_is_supervised_and_the_prompt_is_not():
@@ -30,7 +32,7 @@ def test_every_record_read_is_counted_once():
     chosen, counts = choose_examples(examples, counts, Limits(12, 8, max_records=2))
     assert counts.records_read == 5
     assert (counts.dropped_long_prompt, counts.dropped_no_supervised, counts.truncated) == (1, 1, 1)
-    assert (counts.not_chosen, counts.records) == (1, 2)
+    assert (counts.not_chosen, counts.records, counts.sequences) == (1, 2, 5)
     assert counts.tokens == sum(map(len, chosen))
     assert counts.supervised_tokens == sum(example.supervised_tokens for example in chosen)
     dropped = counts.dropped_long_prompt + counts.dropped_no_supervised + counts.not_chosen
@@ -76,6 +78,19 @@ def test_the_choice_is_a_function_of_the_seed():
     assert names(0) == names(0)
     assert names(0) != names(1)
     assert len(set(names(0))) == 8
+
+
+def test_a_bad_record_in_the_middle_is_named_by_line_and_skipped_only_when_asked(tmp_path):
+    file = tmp_path / "r.jsonl"
+    good = [json.dumps({"id": name, "prompt_ids": [4, 5], "answer_ids": [6, 7]}) for name in "abc"]
+    file.write_text("\n".join([good[0], "{ half a rec", good[1], good[0], good[2]]) + "\n")
+    with pytest.raises(BadRecordError, match=rf"{file}:2: not JSON"):
+        eligible_examples(read_records([file]), Limits(50), Reading(TOKENIZER, "t", 96))
+    reading = Reading(TOKENIZER, "t", 96, skip_bad=True)
+    examples, counts = eligible_examples(read_records([file], reading.on_bad), Limits(50), reading)
+    assert [example.id for example in examples] == ["a", "b", "c"]
+    assert (counts.records_read, counts.skipped_bad) == (5, 2)
+    assert [problem.split(": ")[0] for problem in reading.skipped] == [f"{file}:2", f"{file}:4"]
 
 
 def test_lengths_and_masks_have_compact_dtypes():

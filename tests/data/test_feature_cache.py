@@ -1,25 +1,16 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specblock_zoo.data.feature_cache import (
-    LAST_HIDDEN,
-    VOCAB_FILE,
-    FeatureCache,
-    bytes_per_token,
-    from_bits,
-    open_shard,
-    tap_column,
-    to_bits,
-    write_shard,
-)
+from specblock_zoo.data.feature_cache import VOCAB_FILE, FeatureCache, check_shard, open_shard, write_shard
+from specblock_zoo.data.layout import LAST_HIDDEN, tap_column
 from specblock_zoo.data.manifest import write_manifest
-from specblock_zoo.errors import CorruptCacheError
-from tests.support.cached import HIDDEN, TAPS, make_cache, make_examples
+from specblock_zoo.errors import ConfigurationError, CorruptCacheError
+from tests.support.cached import LAYOUT, TAPS, make_cache, make_examples
 
 
 @settings(max_examples=10)
@@ -35,7 +26,7 @@ def test_whatever_is_written_is_read_back_bit_for_bit(tmp_path_factory, lengths,
         assert (read.id, len(read)) == (example.id, len(example))
         np.testing.assert_array_equal(read.input_ids, example.input_ids)
         np.testing.assert_array_equal(read.loss_mask, example.loss_mask)
-        np.testing.assert_array_equal(read.last_hidden, columns[LAST_HIDDEN])
+        np.testing.assert_array_equal(read.teacher[LAST_HIDDEN], columns[LAST_HIDDEN])
         for tap, bits in zip(TAPS, read.taps, strict=True):
             np.testing.assert_array_equal(bits, columns[tap_column(tap)])
 
@@ -43,22 +34,15 @@ def test_whatever_is_written_is_read_back_bit_for_bit(tmp_path_factory, lengths,
 def test_reading_copies_nothing(tmp_path):
     make_cache(tmp_path)
     read = FeatureCache(tmp_path)[2]
-    for view in (read.input_ids, read.loss_mask, read.last_hidden, *read.taps):
+    for view in (read.input_ids, read.loss_mask, read.teacher[LAST_HIDDEN], *read.taps):
         assert not view.flags.owndata
         assert not view.flags.writeable
 
 
-def test_bits_keep_every_bfloat16_and_round_the_rest_as_torch_does():
-    states = torch.tensor([1.0, -0.0, float("inf"), 1e-40, 1.00390625, 3.14159])
-    assert torch.equal(from_bits(to_bits(states)), states.bfloat16())
-    every = np.arange(2**16, dtype=np.uint16)
-    np.testing.assert_array_equal(to_bits(from_bits(every)), every)
-
-
 def test_bytes_per_token_is_what_a_shard_takes(tmp_path):
     examples, states = make_examples([400, 300])
-    shard = write_shard(tmp_path / "s.arrow", TAPS, examples, states)
-    assert shard.bytes == pytest.approx(700 * bytes_per_token(3, HIDDEN), rel=0.05)
+    shard = write_shard(tmp_path / "s.arrow", LAYOUT, examples, states)
+    assert shard.bytes == pytest.approx(700 * LAYOUT.bytes_per_token, rel=0.05)
     assert (shard.records, shard.tokens) == (2, 700)
     assert shard.supervised_tokens == sum(example.supervised_tokens for example in examples)
 
@@ -97,7 +81,7 @@ def test_a_shard_of_the_right_size_that_is_no_arrow_file_is_refused_with_its_nam
 
 def test_a_shard_with_other_rows_than_promised_is_refused(tmp_path):
     examples, states = make_examples([3, 4])
-    shard = write_shard(tmp_path / "s.arrow", TAPS, examples, states)
+    shard = write_shard(tmp_path / "s.arrow", LAYOUT, examples, states)
     with pytest.raises(CorruptCacheError, match="has 2 rows; the manifest says 3"):
         open_shard(tmp_path, replace(shard, records=3))
 
@@ -106,7 +90,7 @@ def test_an_unfinished_cache_is_refused_with_what_is_there(tmp_path):
     make_cache(tmp_path)
     manifest = FeatureCache(tmp_path).manifest
     write_manifest(tmp_path, replace(manifest, shards=manifest.shards[:2]))
-    with pytest.raises(CorruptCacheError, match="2 of 3 shards"):
+    with pytest.raises(CorruptCacheError, match="4 of 5 records"):
         FeatureCache(tmp_path)
 
 
@@ -123,5 +107,27 @@ def test_a_broken_vocabulary_file_is_refused_with_its_name(tmp_path, spoil):
 def test_a_failed_write_leaves_no_shard(tmp_path):
     examples, states = make_examples([3, 4])
     with pytest.raises(ValueError, match="shorter"):
-        write_shard(tmp_path / "s.arrow", TAPS, examples, states[:1])
+        write_shard(tmp_path / "s.arrow", LAYOUT, examples, states[:1])
     assert not (tmp_path / "s.arrow").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_disk_that_fills_up_in_mid_shard_is_told_and_leaves_nothing_behind(tmp_path):
+    examples, states = make_examples([400, 300])
+    (tmp_path / ".s.arrow.tmp").symlink_to("/dev/full")
+    with pytest.raises(ConfigurationError, match=r"disk is full: .*s.arrow"):
+        write_shard(tmp_path / "s.arrow", LAYOUT, examples, states)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_changed_byte_is_found_by_the_checksum_alone(tmp_path):
+    make_cache(tmp_path)
+    cache = FeatureCache(tmp_path)
+    shard = cache.manifest.shards[1]
+    content = bytearray((tmp_path / shard.file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / shard.file).write_bytes(content)
+    check_shard(tmp_path, shard)
+    with pytest.raises(CorruptCacheError, match=rf"{shard.file} has the checksum"):
+        check_shard(tmp_path, shard, checksum=True)
+    check_shard(tmp_path, cache.manifest.shards[0], checksum=True)

@@ -7,7 +7,7 @@ from specblock_zoo.data.manifest import Manifest, Shard, read_manifest, write_js
 from specblock_zoo.errors import CacheMismatchError, CorruptCacheError
 from tests.support.cached import FINGERPRINT
 
-MANIFEST = Manifest(FINGERPRINT, {"records": 7}, 0.5, 2, "0.1.0", (Shard("shard-00000.arrow", 5, 50, 40, 1000),))
+MANIFEST = Manifest(FINGERPRINT, {"records": 7}, 0.5, 7, "0.1.0", (Shard("shard-00000.arrow", 5, 50, 40, 1000),))
 
 
 def test_a_manifest_reads_back_as_it_was_written(tmp_path):
@@ -18,6 +18,16 @@ def test_a_manifest_reads_back_as_it_was_written(tmp_path):
 def test_a_manifest_is_complete_with_its_last_shard():
     assert not MANIFEST.complete
     assert MANIFEST.with_shard(Shard("shard-00001.arrow", 2, 20, 16, 400)).complete
+
+
+def test_shards_stand_in_the_order_of_their_names_and_the_next_fills_the_first_gap():
+    first, second, third = (Shard(f"shard-{i:05d}.arrow", 1, 10 * i, 1, 1, i / 10) for i in range(3))
+    manifest = replace(MANIFEST, shards=()).with_shard(third).with_shard(first)
+    assert manifest.shards == (first, third)
+    assert manifest.free_name() == second.file
+    assert manifest.with_shard(second).free_name() == "shard-00003.arrow"
+    assert manifest.committed("tokens") == 20
+    assert manifest.state_error == pytest.approx(0.2)
 
 
 def test_what_fits_is_accepted():
@@ -68,9 +78,21 @@ def test_unknown_and_missing_fields_are_refused(tmp_path, change):
         read_manifest(tmp_path)
 
 
+def test_a_cache_of_the_first_format_is_refused_with_what_to_do(tmp_path):
+    write_manifest(tmp_path, MANIFEST)
+    file = tmp_path / "manifest.json"
+    values = json.loads(file.read_text())
+    values["fingerprint"] = {k: v for k, v in values["fingerprint"].items() if k not in ("teacher", "state_dtype")}
+    values["fingerprint"]["format"] = 1
+    values["num_shards"] = values.pop("records")
+    file.write_text(json.dumps(values))
+    with pytest.raises(CacheMismatchError, match=r"format 1; this version reads format 2.*Build another"):
+        read_manifest(tmp_path)
+
+
 def test_another_format_is_refused_with_both_numbers(tmp_path):
     write_manifest(tmp_path, replace(MANIFEST, fingerprint=replace(FINGERPRINT, format=7)))
-    with pytest.raises(CacheMismatchError, match=r"format 7.*format 1"):
+    with pytest.raises(CacheMismatchError, match=r"format 7.*format 2"):
         read_manifest(tmp_path)
 
 

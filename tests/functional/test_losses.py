@@ -16,9 +16,9 @@ from specblock_zoo.functional.losses import (
     bucket_distance,
     class_weights,
     cross_entropy,
-    draft_loss_sum,
     keep_top,
     log_overlap,
+    loss_and_gradient,
     ordinal_cross_entropy,
     ordinal_labels,
     total_variation,
@@ -126,30 +126,22 @@ def test_keep_top_keeps_and_does_not_renormalise(seed, top):
 @every_loss
 @pytest.mark.parametrize("elements", [1, 15, 10**6], ids=["row by row", "pieces", "whole"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_the_lean_sum_equals_plain_autograd(name, elements, dtype, monkeypatch):
+def test_the_sum_in_pieces_equals_plain_autograd(name, elements, dtype, monkeypatch):
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", elements)
     logits, teacher = (rows.to(dtype) for rows in random_rows(3))
     weights = torch.tensor([1.0, 0.0, 0.5, 1.0, 2.0])
-    lean, plain = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    value = draft_loss_sum(LOSSES[name], lean, teacher, weights)
-    expected = (weights * LOSSES[name](plain, teacher.softmax(-1, dtype=torch.float32))).sum()
-    (3 * value).backward()
-    (3 * expected).backward()
-    torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(lean.grad, plain.grad)
-    assert lean.grad[1].eq(0).all()
-
-
-def test_the_lean_sum_of_no_rows_is_zero_and_differentiable():
-    logits = torch.zeros(0, 4, requires_grad=True)
-    value = draft_loss_sum(cross_entropy, logits, torch.zeros(0, 4), torch.zeros(0))
-    value.backward()
-    assert (value.item(), tuple(logits.grad.shape)) == (0.0, (0, 4))
-
-
-def test_the_lean_sum_without_gradient_builds_no_graph():
-    logits, teacher = random_rows(0)
-    assert not draft_loss_sum(cross_entropy, logits, teacher, torch.ones(5)).requires_grad
+    plain, probs, gradient = (
+        logits.clone().requires_grad_(),
+        teacher.softmax(-1, torch.float32),
+        torch.ones(5, 7).to(dtype),
+    )
+    value = loss_and_gradient(LOSSES[name], logits, probs, weights, gradient)
+    expected = (weights * LOSSES[name](plain, probs)).sum()
+    expected.backward()
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(gradient, plain.grad)
+    assert gradient[1].eq(0).all()
+    assert loss_and_gradient(LOSSES[name], logits, probs, weights, None) == value
 
 
 @pytest.mark.parametrize("name", RANK_LOSSES)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from specblock_zoo.functional.buckets import rank_of, rank_to_bucket
 from specblock_zoo.functional.losses import LOSSES, RANK_LOSSES, cross_entropy, ordinal_cross_entropy
-from specblock_zoo.functional.objective import LossReport, release_objective, slot_terms
+from specblock_zoo.functional.objective import LossReport, release_objective
 from specblock_zoo.structures import DraftBlock
+from tests.support.scores import plain_terms
 
 seeds = st.integers(0, 2**16)
 few = settings(max_examples=25)
@@ -27,8 +28,8 @@ def slot_rows(seed, rows=30, vocab=16):
 def slot_twin(logits, rank_logits, teacher, supervised, loss, rank_loss):
     """Slow twin of `slot_terms`: row by row."""
     rows = [row for row in range(len(logits)) if supervised[row]]
-    truth = {row: int(teacher[row].argmax()) for row in range(len(logits))}
-    hit = torch.tensor([int(logits[row].argmax()) == truth[row] for row in range(len(logits))])
+    truth = {row: int(teacher[row].argmax()) for row in rows}
+    hit = {row: torch.tensor(int(logits[row].argmax()) == truth[row]) for row in rows}
     bucket = {row: int(rank_to_bucket(1 + (logits[row] > logits[row, truth[row]]).sum())) for row in rows}
     weight = {row: min(1.0, 10 / sum(bucket[other] == bucket[row] for other in rows)) for row in rows}
     confusion = torch.zeros(4, 4, dtype=torch.int64)
@@ -36,7 +37,7 @@ def slot_twin(logits, rank_logits, teacher, supervised, loss, rank_loss):
         confusion[bucket[row], int(rank_logits[row].argmax())] += 1
     draft = [LOSSES[loss](logits[[row]], teacher[[row]].softmax(-1)).sum() for row in rows]
     rank = [weight[row] * RANK_LOSSES[rank_loss](rank_logits[[row]], torch.tensor([bucket[row]])).sum() for row in rows]
-    sums = {
+    return {
         "draft_loss": sum(draft, torch.zeros(())),
         "rows": torch.tensor(len(rows)),
         "rank_loss": sum(rank, torch.zeros(())),
@@ -44,7 +45,6 @@ def slot_twin(logits, rank_logits, teacher, supervised, loss, rank_loss):
         "hits": sum((hit[row] for row in rows), torch.tensor(0)),
         "confusion": confusion,
     }
-    return sums, hit
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -53,9 +53,8 @@ def slot_twin(logits, rank_logits, teacher, supervised, loss, rank_loss):
 @given(seed=seeds)
 def test_slot_terms_equal_their_twin(loss, rank_loss, seed):
     inputs = slot_rows(seed)
-    terms, hit = slot_terms(*inputs, loss, rank_loss)
-    expected, expected_hit = slot_twin(*inputs, loss, rank_loss)
-    assert torch.equal(hit, expected_hit)
+    terms = plain_terms(*inputs, loss, rank_loss)
+    expected = slot_twin(*inputs, loss, rank_loss)
     for name, value in expected.items():
         torch.testing.assert_close(getattr(terms, name), value, rtol=1e-5, atol=1e-5, check_dtype=False)
     fast = torch.autograd.grad(2 * terms.draft_loss + terms.rank_loss, inputs[:2])
@@ -65,23 +64,21 @@ def test_slot_terms_equal_their_twin(loss, rank_loss, seed):
 
 def test_a_slot_without_rows_is_zero_and_differentiable():
     logits, rank_logits = torch.zeros(0, 8, requires_grad=True), torch.zeros(0, 4, requires_grad=True)
-    terms, hit = slot_terms(logits, rank_logits, torch.zeros(0, 8), torch.zeros(0, dtype=torch.bool))
+    terms = plain_terms(logits, rank_logits, torch.zeros(0, 8), torch.zeros(0, dtype=torch.bool))
     total = LossReport.stack([[terms]]).total()
     total.backward()
-    assert (total.item(), terms.rows.item(), hit.numel()) == (0.0, 0, 0)
+    assert (total.item(), terms.rows.item()) == (0.0, 0)
 
 
-def test_unsupervised_rows_only_continue_the_path():
+def test_unsupervised_rows_are_in_no_sum():
     logits, rank_logits, teacher, supervised = slot_rows(0)
-    _, hit = slot_terms(logits, rank_logits, teacher, supervised)
-    none, same_hit = slot_terms(logits, rank_logits, teacher, torch.zeros_like(supervised))
-    assert torch.equal(hit, same_hit)
+    none = plain_terms(logits, rank_logits, teacher, torch.zeros_like(supervised))
     assert (none.rows.item(), none.hits.item(), none.draft_loss.item(), none.confusion.sum().item()) == (0, 0, 0.0, 0)
 
 
 def report_of(seed, blocks=2, slots=3):
     return LossReport.stack(
-        [[slot_terms(*slot_rows(seed + 10 * block + slot))[0] for slot in range(slots)] for block in range(blocks)]
+        [[plain_terms(*slot_rows(seed + 10 * block + slot)) for slot in range(slots)] for block in range(blocks)]
     )
 
 
@@ -99,8 +96,8 @@ def test_reports_add_up(first, second):
 def test_a_split_batch_has_the_mean_of_the_whole(seed, cut):
     logits, rank_logits, teacher, supervised = slot_rows(seed)
     rows = (slice(0, cut), slice(cut, None))
-    parts = [slot_terms(*(tensor[piece] for tensor in (logits, rank_logits, teacher, supervised)))[0] for piece in rows]
-    whole = LossReport.stack([[slot_terms(logits, rank_logits, teacher, supervised)[0]]])
+    parts = [plain_terms(*(tensor[piece] for tensor in (logits, rank_logits, teacher, supervised))) for piece in rows]
+    whole = LossReport.stack([[plain_terms(logits, rank_logits, teacher, supervised)]])
     added = LossReport.stack([[parts[0]]]) + LossReport.stack([[parts[1]]])
     torch.testing.assert_close(added.total(rank_weight=0.0), whole.total(rank_weight=0.0))
     torch.testing.assert_close(added.alpha(), whole.alpha())
@@ -194,7 +191,7 @@ def test_cutting_the_teacher_changes_only_the_draft_loss():
 
 def test_slots_with_few_rows_weigh_less_in_proportion():
     terms = [
-        slot_terms(torch.randn(n, 8), torch.randn(n, 4), torch.randn(n, 8), torch.ones(n, dtype=torch.bool))[0]
+        plain_terms(torch.randn(n, 8), torch.randn(n, 4), torch.randn(n, 8), torch.ones(n, dtype=torch.bool))
         for n in (6, 2)
     ]
     report = LossReport.stack([terms])

@@ -9,8 +9,9 @@ from huggingface_hub import ModelCard
 from specblock_zoo.bench.records import write_results
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.hub import card
-from specblock_zoo.hub.entry import write_entry
+from specblock_zoo.hub.entry import Reported, write_entry
 from tests.support.measured import NAME, entry, results
+from tests.support.tiny_pair import TinyFolders
 
 ROOT = Path(__file__).parents[2]
 MEASURED = card.MeasuredEntry(entry(), results())
@@ -57,10 +58,46 @@ def test_the_usage_snippet_is_python_and_names_the_entry() -> None:
     assert "assistant_model=drafter" in snippet[1]
 
 
+def test_the_usage_snippet_runs(tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str]) -> None:
+    text = str(card.drafter_card(MEASURED, source=str(tiny_folders.drafter)))
+    snippet = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert snippet is not None
+    exec(snippet[1].replace("someone/tiny", str(tiny_folders.target)), {})
+    assert re.search(r"\d\.\d", capsys.readouterr().out)
+
+
+def test_numbers_of_others_are_marked_as_theirs() -> None:
+    number = Reported(figure="tau", value=4.41, setting="A100", source="the paper")
+    published = entry().model_copy(
+        update={
+            "status": "published",
+            "training": None,
+            "repository": "a/b",
+            "reported": (number,),
+            "licence": "unclear",
+        }
+    )
+    measured = card.MeasuredEntry(published, None)
+    text = str(card.drafter_card(measured))
+    assert "**Trained and published by others.**" in text
+    assert "| tau | 4.41 | A100 | the paper |" in text
+    assert "4.41 (reported by the paper)" in card.zoo_table((measured,))
+    data = card.card_data(measured)
+    assert (data.license, data.license_name, data.eval_results) == ("other", "unclear", None)
+
+
+def test_a_recipe_offers_a_plan_and_no_snippet() -> None:
+    recipe = entry().model_copy(update={"status": "recipe", "training": None, "files": {}, "plan": "First, answers."})
+    text = str(card.drafter_card(card.MeasuredEntry(recipe, None)))
+    assert "No weights exist" in text
+    assert "First, answers." in text
+    assert "load_drafter" not in text
+
+
 def test_an_unmeasured_entry_says_so() -> None:
     unmeasured = card.MeasuredEntry(entry(), None)
-    assert "Not measured yet." in str(card.drafter_card(unmeasured))
-    assert "not measured" in card.zoo_table((unmeasured,))
+    assert "Not measured by this project." in str(card.drafter_card(unmeasured))
+    assert "not measured here" in card.zoo_table((unmeasured,))
     assert card.card_data(unmeasured).eval_results is None
 
 
@@ -85,7 +122,7 @@ def test_a_document_without_its_markers_is_refused(document: str) -> None:
 def test_stale_documents_are_found_until_they_are_rendered(tmp_path: Path) -> None:
     folder = write_zoo(tmp_path)
     generated = {folder / "README.md", tmp_path / "MODEL_CARD.md", tmp_path / "README.md"}
-    assert set(card.stale_documents(tmp_path)) == generated
+    assert set(card.stale_documents(tmp_path)) == generated | {folder / "results.svg"}
     for path, text in card.generated_documents(tmp_path).items():
         path.write_text(text)
     assert card.stale_documents(tmp_path) == []

@@ -63,7 +63,7 @@ def test_names_against_the_grammar_are_refused(name: str) -> None:
         ({"status": "lost"}, "status"),
         ({"files": {"model.safetensors": "abc"}}, "files.model.safetensors"),
         ({"training": None}, "'trained' needs training"),
-        ({"status": "published"}, "'published' needs repository"),
+        ({"status": "published", "training": None}, "'published' needs repository"),
         ({"draft_vocabulary": {"size": 10, "coverage": 1.2}}, "coverage"),
         ({"tap_layers": []}, "tap_layers"),
     ],
@@ -74,9 +74,36 @@ def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, object], prob
         read_entry(tmp_path)
 
 
-def test_a_recipe_needs_no_weights(tmp_path: Path) -> None:
-    rewrite(tmp_path, status="recipe", training=None, files=None, draft_vocabulary=None)
+def test_a_recipe_needs_a_plan_and_no_weights(tmp_path: Path) -> None:
+    rewrite(tmp_path, status="recipe", training=None, files=None, draft_vocabulary=None, plan="Train it.")
     assert read_entry(tmp_path).training is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"plan": None}, "'recipe' needs plan"),
+        ({"training": entry().model_dump(mode="json")["training"]}, "no training of ours"),
+        ({"files": {"model.safetensors": "0" * 64}}, r"no weights, but files lists model\.safetensors"),
+    ],
+)
+def test_nothing_untrained_is_presented_as_trained(tmp_path: Path, changes: dict[str, object], problem: str) -> None:
+    rewrite(tmp_path, **{"status": "recipe", "plan": "Train it.", "training": None, "files": None, **changes})
+    with pytest.raises(ConfigurationError, match=problem):
+        read_entry(tmp_path)
+
+
+@pytest.mark.parametrize(("version", "hint"), [(None, "seal_entry"), (1, "seal_entry"), (3, "Upgrade specblock-zoo")])
+def test_another_schema_version_is_named_with_the_way_out(tmp_path: Path, version: int | None, hint: str) -> None:
+    rewrite(tmp_path, entry_version=version)
+    with pytest.raises(ConfigurationError, match=f"version {version or 1} .*reads version 2.*{hint}"):
+        read_entry(tmp_path)
+
+
+def test_listed_files_stay_inside_the_folder(tmp_path: Path) -> None:
+    rewrite(tmp_path, files={"../config.json": "0" * 64})
+    with pytest.raises(ConfigurationError, match="files"):
+        read_entry(tmp_path)
 
 
 def test_unreadable_files_are_explained(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from specblock_zoo.errors import UnknownNameError, WeightsMismatchError
+from specblock_zoo.errors import ConfigurationError, UnknownNameError, WeightsMismatchError
 from specblock_zoo.hub import zoo
-from specblock_zoo.hub.entry import verify_files, write_entry
+from specblock_zoo.hub.entry import write_entry
 from specblock_zoo.models.specblock.modeling_specblock import SpecBlockDrafter
+from tests.support.hub_server import Hub
 from tests.support.measured import NAME, entry
 from tests.support.tiny_pair import TinyFolders
 
@@ -82,10 +83,52 @@ def test_weights_that_do_not_hash_to_the_entry_are_not_loaded(filled: Path) -> N
         zoo.load_drafter(filled / NAME)
 
 
-def test_every_entry_of_this_zoo_is_whole() -> None:
-    for found in zoo.list_entries(zoo.CHECKOUT):
-        folder = zoo.resolve(found.name, zoo.CHECKOUT)
-        verify_files(found, folder)
-        config = json.loads((folder / "config.json").read_text())
-        stated = (found.block_width, found.num_blocks, list(found.tap_layers))
-        assert stated == (config["block_width"], config["num_blocks"], config["tap_layers"])
+def test_a_drafter_loads_by_name_and_by_the_name_without_its_tag(
+    filled: Path, monkeypatch: pytest.MonkeyPatch, tiny_folders: TinyFolders
+) -> None:
+    monkeypatch.setattr(zoo, "PACKAGED", filled)
+    saved = SpecBlockDrafter.from_pretrained(tiny_folders.drafter).state_dict()
+    for name in (NAME, "specblock-tiny"):
+        torch.testing.assert_close(SpecBlockDrafter.from_pretrained(name).state_dict(), saved, rtol=0, atol=0)
+    with pytest.raises(UnknownNameError, match="nearest: specblock-tiny"):
+        SpecBlockDrafter.from_pretrained("specblock-tinny")
+
+
+def test_weights_that_lie_on_the_hub_are_checked_against_the_entry(filled: Path, hub: Hub) -> None:
+    weights = filled / NAME / "model.safetensors"
+    listed = entry(filled / NAME).model_copy(update={"repository": "someone/drafter"})
+    write_entry(listed, filled / NAME)
+    files = {name: (filled / NAME / name).read_bytes() for name in listed.files}
+    weights.unlink()
+    repository = hub.add("someone/drafter", files)
+    assert (zoo.home(listed, {}, filled) / "model.safetensors").read_bytes() == files["model.safetensors"]
+    repository.commit({**files, "model.safetensors": files["model.safetensors"][:-1] + b"x"})
+    with pytest.raises(WeightsMismatchError, match="SHA-256"):
+        zoo.home(listed, {}, filled)
+
+
+def test_a_recipe_has_nothing_to_load(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = entry().model_copy(update={"status": "recipe", "plan": "Train it.", "training": None, "files": {}})
+    write_entry(recipe, filled / NAME)
+    monkeypatch.setattr(zoo, "PACKAGED", filled)
+    for name in (NAME, str(filled / NAME)):
+        with pytest.raises(ConfigurationError, match="is a recipe"):
+            zoo.locate(name, {})
+
+
+@pytest.mark.parametrize("config", [None, '{"model_type": "llama"}'], ids=["nothing", "another model"])
+def test_a_folder_without_a_drafter_is_refused(tmp_path: Path, config: str | None) -> None:
+    if config:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UnknownNameError, match="expected a drafter"):
+        zoo.locate(str(tmp_path), {})
+
+
+def test_this_zoo_has_the_known_drafters_and_says_what_they_are() -> None:
+    known = {found.name: found for found in zoo.list_entries(zoo.CHECKOUT)}
+    assert known["specblock-llama-3.1-8b.k4m2-published"].status == "published"
+    assert known["specblock-qwen3-8b.k4m2-published"].status == "published"
+    assert known["specblock-qwen3-32b.k4m2-recipe"].status == "recipe"
+    for found in known.values():
+        assert bool(found.training) == (found.status == "trained")
+        assert all(number.source == "the paper" for number in found.reported)

@@ -5,21 +5,21 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from specblock_zoo.inference.cache import DrafterCache
-from specblock_zoo.inference.decode import Laps, Session, chooser, decode, prefill
+from specblock_zoo.inference.decode import Laps, Session, choosers, decode, prefill
 from specblock_zoo.inference.text import Rules, Text
-from specblock_zoo.inference.verify import Prompt, Reading, Verifier
+from specblock_zoo.inference.verify import Prompt, Verifier
 from tests.support.decoding import TAPS, WIDTH, ScriptedDrafter, generate, prompt_ids, scripted_drafter, target_of
 
 LENGTH, NEW = 5, 20
 
 
-def session_of(
-    drafter: ScriptedDrafter, target: PreTrainedModel, ids: torch.Tensor, criteria: list[StoppingCriteria]
-) -> Session:
+def session_of(drafter: ScriptedDrafter, target: PreTrainedModel) -> Session:
     drafter.attach(target.get_input_embeddings().weight)
-    text = Text(ids, Rules(stopping_criteria=StoppingCriteriaList(criteria)))
-    return Session(drafter, Verifier(target, TAPS, DynamicCache()), text, drafter.config.tree_settings, DrafterCache())
+    return Session(drafter, Verifier(target, TAPS, DynamicCache()), drafter.config.tree_settings)
+
+
+def text_of(ids: torch.Tensor, *criteria: StoppingCriteria) -> Text:
+    return Text(ids, Rules(stopping_criteria=StoppingCriteriaList(criteria)))
 
 
 def prompt_for(ids: torch.Tensor) -> Prompt:
@@ -31,11 +31,11 @@ def test_an_oracle_drafter_is_accepted_whole_every_round(num_blocks: int) -> Non
     target, ids = target_of("llama"), prompt_ids(LENGTH)
     script = generate(target, ids, NEW + 1)
     drafter = scripted_drafter(target, script, num_blocks=num_blocks, max_nodes=40)
-    session = session_of(drafter, target, ids, [MaxLengthCriteria(LENGTH + NEW)])
-    pairs, finished = prefill(session, prompt_for(ids))
-    rounds = list(decode(session, pairs))
-    assert not finished
-    assert torch.equal(session.text.ids, script[:, : LENGTH + NEW])
+    session, text = session_of(drafter, target), text_of(ids, MaxLengthCriteria(LENGTH + NEW))
+    rows = prefill(session, prompt_for(ids), [text])
+    rounds = list(decode(session, rows))
+    assert rows
+    assert torch.equal(text.ids, script[:, : LENGTH + NEW])
     assert all(len(each.verdict.accepted_nodes) == WIDTH * num_blocks for each in rounds[:-1])
     assert all(each.drafter_calls == num_blocks for each in rounds[:-2])
     assert sum(len(each.verdict.committed_tokens) for each in rounds) == NEW - 1
@@ -44,12 +44,12 @@ def test_an_oracle_drafter_is_accepted_whole_every_round(num_blocks: int) -> Non
 def test_rounds_can_be_watched_while_they_happen() -> None:
     target, ids = target_of("llama"), prompt_ids(LENGTH)
     drafter = scripted_drafter(target, generate(target, ids, NEW), num_blocks=1)
-    session = session_of(drafter, target, ids, [MaxLengthCriteria(LENGTH + NEW)])
-    pairs, _ = prefill(session, prompt_for(ids))
+    session, text = session_of(drafter, target), text_of(ids, MaxLengthCriteria(LENGTH + NEW))
+    rows = prefill(session, prompt_for(ids), [text])
     seen = LENGTH + 1
-    for each in decode(session, pairs):
+    for each in decode(session, rows):
         seen += len(each.verdict.committed_tokens)
-        assert len(session.text) == seen
+        assert len(text) == seen
         assert session.verifier.cache.get_seq_length() == seen - 1
         assert min(each.draft_ms, each.verify_ms, each.other_ms) >= 0.0
 
@@ -57,9 +57,9 @@ def test_rounds_can_be_watched_while_they_happen() -> None:
 def test_the_last_token_is_not_drafted_for() -> None:
     target, ids = target_of("llama"), prompt_ids(LENGTH)
     drafter = scripted_drafter(target, generate(target, ids, 2))
-    session = session_of(drafter, target, ids, [MaxLengthCriteria(LENGTH + 2)])
-    pairs, _ = prefill(session, prompt_for(ids))
-    (last,) = decode(session, pairs)
+    session, text = session_of(drafter, target), text_of(ids, MaxLengthCriteria(LENGTH + 2))
+    rows = prefill(session, prompt_for(ids), [text])
+    (last,) = decode(session, rows)
     assert (len(last.tree), last.drafter_calls) == (0, 0)
 
 
@@ -69,19 +69,29 @@ def test_drafted_text_after_the_end_is_not_committed(offset: int) -> None:
     script = generate(target, ids, NEW)
     end = int(script[0, LENGTH + offset])
     drafter = scripted_drafter(target, script, num_blocks=2)
-    session = session_of(drafter, target, ids, [MaxLengthCriteria(99), EosTokenCriteria(end)])
-    pairs, finished = prefill(session, prompt_for(ids))
-    if not finished:
-        assert list(decode(session, pairs))[-1].verdict.finished
+    session, text = session_of(drafter, target), text_of(ids, MaxLengthCriteria(99), EosTokenCriteria(end))
+    rows = prefill(session, prompt_for(ids), [text])
+    if rows:
+        assert list(decode(session, rows))[-1].verdict.finished
     wanted = script[0, : LENGTH + script[0, LENGTH:].tolist().index(end) + 1]
-    assert torch.equal(session.text.ids[0], wanted)
+    assert torch.equal(text.ids[0], wanted)
 
 
-def test_best_tokens_of_all_rows_at_once_equal_looking_row_by_row() -> None:
-    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
-    fast, slow = Text(torch.tensor([[1]]), Rules()), Text(torch.tensor([[1]]), Rules(keep_logits=True))
-    fast_choose, slow_choose = (chooser(text, Reading(logits, logits[None])) for text in (fast, slow))
-    assert [fast_choose(row) for row in (0, 2, 3)] == [slow_choose(row) for row in (0, 2, 3)]
+def test_best_tokens_of_all_nodes_at_once_equal_looking_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(0))
+
+    class ElsewhereLogits(torch.Tensor):
+        """Says it is not on the CPU, where the fast path is not taken."""
+
+        device = torch.device("meta")
+
+    def chosen(scores: torch.Tensor, rules: Rules) -> list[list[tuple[int, bool]]]:
+        texts = [Text(torch.tensor([[1]]), rules) for _ in range(2)]
+        return [[choose(node) for node in (0, 2, 3)] for choose in choosers(texts, scores)]
+
+    lazily = chosen(logits, Rules())
+    assert lazily == chosen(logits, Rules(keep_logits=True))
+    assert lazily == chosen(logits.as_subclass(ElsewhereLogits), Rules())
 
 
 def test_laps_are_milliseconds_since_the_last_one() -> None:

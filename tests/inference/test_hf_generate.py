@@ -171,7 +171,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "output_hidden_states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
     "synced_gpus": ({"synced_gpus": True}, "synced_gpus"),
     "prompt lookup": ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
-    "static cache": ({"cache_implementation": "static"}, "StaticCache"),
     "offloaded cache": ({"cache": DynamicCache(offloading=True)}, "DynamicCache"),
 }
 

@@ -5,13 +5,11 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache
 
 from specblock_zoo.functional.tree import Node, flatten, path_to
-from specblock_zoo.inference.verify import Prompt, Verifier, compact
+from specblock_zoo.inference.verify import Prompt, Verifier
 from specblock_zoo.structures import DraftTree, Verdict
 from tests.support.decoding import TAPS, prompt_ids, target_of
 
@@ -50,12 +48,12 @@ def test_every_row_equals_its_path_read_alone(
 ) -> None:
     tree, ids, verifier = branching_tree(), prompt_ids(LENGTH), verifier_of(family, attention)
     verifier.read(prompt_of(ids))
-    reading = verifier.judge(ROOT_TOKEN, tree)
+    reading = verifier.judge([ROOT_TOKEN], [tree])
     for node in range(-1, len(tree)):
         path = [ROOT_TOKEN, *(int(tree.tokens[n]) for n in path_to(PARENTS, node))]
         alone = verifier_of(family, attention)
         single = alone.read(whole_prompt(torch.cat((ids, torch.tensor([path])), 1)))
-        torch.testing.assert_close(reading.logits[node + 1], single.logits[-1], atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(reading.logits[0, node + 1], single.logits[0, -1], atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(reading.features[0, node + 1], single.features[0, -1], atol=2e-5, rtol=1e-4)
 
 
@@ -70,10 +68,10 @@ def test_the_cache_keeps_the_committed_text_but_its_last_token(
     """Also where the accepted nodes are no prefix of the tree, and where the text ends on an accepted token."""
     tree, ids, verifier = branching_tree(), prompt_ids(LENGTH), verifier_of(family)
     verifier.read(whole_prompt(ids))
-    verifier.judge(ROOT_TOKEN, tree)
+    verifier.judge([ROOT_TOKEN], [tree])
     tokens = [int(tree.tokens[node]) for node in accepted]
     committed = tokens if finished else [*tokens, 40]
-    rows = verifier.commit(tree, Verdict(accepted, tuple(committed), finished))
+    (rows,) = verifier.commit([tree], [Verdict(accepted, tuple(committed), finished)])
     text = torch.cat((ids, torch.tensor([[ROOT_TOKEN, *committed[:-1]]])), 1)
     assert len(rows) == len(committed)
     fresh = verifier_of(family)
@@ -82,19 +80,6 @@ def test_the_cache_keeps_the_committed_text_but_its_last_token(
     for kept, read in zip(verifier.cache.layers, fresh.cache.layers, strict=True):
         torch.testing.assert_close(kept.keys, read.keys, atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(kept.values, read.values, atol=2e-5, rtol=1e-4)
-    following = verifier.judge(committed[-1], flatten(()))
-    expected = fresh.judge(committed[-1], flatten(()))
+    following = verifier.judge([committed[-1]], [flatten(())])
+    expected = fresh.judge([committed[-1]], [flatten(())])
     torch.testing.assert_close(following.logits, expected.logits, atol=2e-5, rtol=1e-4)
-
-
-@given(st.integers(1, 9).flatmap(lambda rows: st.tuples(st.just(rows), st.sets(st.integers(0, rows - 1)))))
-def test_compaction_equals_selecting_rows(case: tuple[int, set[int]]) -> None:
-    rows, keep = case[0], sorted(case[1])
-    cache, before = DynamicCache(), torch.randn(1, 2, 4, 3)
-    added = torch.randn(1, 2, rows, 3)
-    cache.update(before, -before, 0)
-    cache.update(added, -added, 0)
-    compact(cache, rows, keep)
-    expected = torch.cat((before, added[:, :, keep]), dim=2)
-    assert torch.equal(cache.layers[0].keys, expected)
-    assert torch.equal(cache.layers[0].values, -expected)

@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-from specblock_zoo.inference.cache import DrafterCache
 from specblock_zoo.inference.decode import Session, decode, prefill
 from specblock_zoo.inference.text import Rules, Text
 from specblock_zoo.inference.verify import Prompt, Verifier
@@ -39,18 +38,16 @@ def test_context_after_rounds_equals_a_fresh_prefill(
     prompt = padded(ids) if left_padded else Prompt(ids, None, torch.arange(LENGTH)[None])
     rules = Rules(stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(prompt.ids.shape[1] + NEW)]))
     growing = Text(prompt.ids, rules)
-    session = Session(
-        drafter, Verifier(target, TAPS, DynamicCache()), growing, drafter.config.tree_settings, DrafterCache()
-    )
-    pairs, _ = prefill(session, prompt)
+    session = Session(drafter, Verifier(target, TAPS, DynamicCache()), drafter.config.tree_settings)
+    rows = prefill(session, prompt, [growing])
     positions = torch.arange(LENGTH + NEW)[None]
     features = capture(target, TAPS, text, torch.ones_like(text, dtype=torch.bool)).features
     known = LENGTH
-    for each in decode(session, pairs):
+    for each in decode(session, rows):
         if each.drafter_calls == 0:
             break
         fresh = drafter.extend(features[:, :known], text[:, 1 : known + 1], positions[:, :known])
-        for kept, expected in zip(session.drafter_cache.view(), fresh.context, strict=True):
+        for kept, expected in zip(rows[0].drafter_cache.view(), fresh.context, strict=True):
             torch.testing.assert_close(kept.keys, expected.keys, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(kept.values, expected.values, atol=1e-4, rtol=1e-4)
         known += len(each.verdict.committed_tokens)

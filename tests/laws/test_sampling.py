@@ -13,7 +13,6 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from specblock_zoo.functional.acceptance import walk
 from specblock_zoo.functional.tree import Node, flatten
-from specblock_zoo.inference.cache import DrafterCache
 from specblock_zoo.inference.decode import Session, decode, prefill
 from specblock_zoo.inference.text import Rules, Text
 from specblock_zoo.inference.verify import Prompt, Verifier
@@ -43,11 +42,8 @@ def log_prob_through_the_loop(target: PreTrainedModel, drafter: Drafter, ids: Te
     )
     drafter.attach(target.get_input_embeddings().weight)
     text = ForcedText(ids, rules, draws)
-    session = Session(
-        drafter, Verifier(target, TAPS, DynamicCache()), text, drafter.config.tree_settings, DrafterCache()
-    )
-    pairs, finished = prefill(session, Prompt(ids, None, torch.arange(ids.shape[1])[None]))
-    for _ in () if finished else decode(session, pairs):
+    session = Session(drafter, Verifier(target, TAPS, DynamicCache()), drafter.config.tree_settings)
+    for _ in decode(session, prefill(session, Prompt(ids, None, torch.arange(ids.shape[1])[None]), [text])):
         pass
     assert text.ids[0, ids.shape[1] :].tolist() == list(draws)
     return text.log_prob

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from specblock_zoo.data.examples import Example
-from specblock_zoo.data.feature_cache import LAST_HIDDEN, Bits, save_vocab_map, tap_column, write_shard
+from specblock_zoo.data.feature_cache import save_vocab_map, write_shard
+from specblock_zoo.data.layout import LAST_HIDDEN, Bits, layout_of, tap_column
 from specblock_zoo.data.manifest import Fingerprint, Manifest, write_manifest
 from specblock_zoo.functional.vocab import build_vocab_map
 
@@ -32,6 +33,7 @@ FINGERPRINT = Fingerprint(
     shard_size=5,
     draft_vocab_size=48,
 )
+LAYOUT = layout_of(FINGERPRINT)
 
 
 def make_examples(lengths: Sequence[int], seed: int = 0) -> tuple[list[Example], list[dict[str, Bits]]]:
@@ -53,11 +55,11 @@ def make_cache(
     folder.mkdir(exist_ok=True)
     examples, states = make_examples(lengths, seed)
     starts = range(0, len(lengths), shard_size)
-    manifest = Manifest(FINGERPRINT, {}, 0.5, len(starts), "0.1.0")
+    manifest = Manifest(FINGERPRINT, {}, 0.5, len(lengths), "0.1.0")
     for number, start in enumerate(starts):
         part = slice(start, start + shard_size)
         path = folder / f"shard-{number:05d}.arrow"
-        manifest = manifest.with_shard(write_shard(path, TAPS, examples[part], states[part]))
+        manifest = manifest.with_shard(write_shard(path, LAYOUT, examples[part], states[part]))
     save_vocab_map(folder, build_vocab_map(torch.arange(96), 48))
     write_manifest(folder, manifest)
     return examples, states

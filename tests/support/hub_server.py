@@ -55,9 +55,9 @@ class Repository:
 class Refusal(Exception):
     """An HTTP error, with the code that the client's error classes hang on."""
 
-    def __init__(self, status: int, code: str = "") -> None:
+    def __init__(self, status: int, code: str = "", body: object = None) -> None:
         super().__init__(status, code)
-        self.status, self.code = status, code
+        self.status, self.code, self.body = status, code, body
 
 
 @dataclass
@@ -103,10 +103,16 @@ class Hub:
     def create(self, match: dict[str, Any], body: Any) -> Any:
         name = f"{body.get('organization') or 'tester'}/{body['name']}"
         kind = f"{body.get('type') or 'model'}s"
+        made = {"url": f"{self.url}/{'datasets/' if kind == 'datasets' else ''}{name}", "id": name}
         if (kind, name) in self.repositories:
-            raise Refusal(409)
-        self.add(name, {".gitattributes": b"*.safetensors filter=lfs\n"}, kind, private=bool(body.get("private")))
-        return {"url": f"{self.url}/{'datasets/' if kind == 'datasets' else ''}{name}", "id": name}
+            raise Refusal(409, body=made)
+        self.add(
+            name,
+            {".gitattributes": b"*.safetensors filter=lfs\n"},
+            kind,
+            private="private" in (body.get("visibility"), body.get("private") and "private"),
+        )
+        return made
 
     def delete(self, match: dict[str, Any], body: Any) -> Any:
         kind = f"{body.get('type') or 'model'}s"
@@ -272,7 +278,8 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refusal(fault.status)
             content, headers = self.answer(path, body)
         except Refusal as refusal:
-            self.reply(refusal.status, b"{}", {"X-Error-Code": refusal.code} if refusal.code else {})
+            headers = {"X-Error-Code": refusal.code} if refusal.code else {}
+            self.reply(refusal.status, json.dumps(refusal.body or {}).encode(), headers)
             return
         self.reply(200, content, headers, keep=fault.keep if fault else -1)
 

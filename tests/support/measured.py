@@ -1,8 +1,9 @@
 """Prompt records, results and a zoo entry with known numbers."""
 
+import shutil
 from pathlib import Path
 
-from specblock_zoo.bench.records import PromptRecord, Provenance, Results
+from specblock_zoo.bench.records import PromptRecord, Provenance, Results, write_results
 from specblock_zoo.bench.report import DRAFTED, PLAIN, PLAIN_MASKED, summarize_run
 from specblock_zoo.hub.entry import (
     ENTRY_VERSION,
@@ -12,6 +13,7 @@ from specblock_zoo.hub.entry import (
     Training,
     ZooEntry,
     hash_files,
+    write_entry,
 )
 
 NAME = "specblock-tiny.k4m2-v1"
@@ -49,6 +51,7 @@ def results() -> Results:
         device="a processor",
         cpu_capability="AVX512, native bfloat16",
         threads=2,
+        packed=True,
         dtype="float32",
         seed=0,
         max_new_tokens=20,
@@ -89,3 +92,11 @@ def entry(folder: Path | None = None, name: str = NAME) -> ZooEntry:
         training=training,
         files=files,
     )
+
+
+def publishable(folder: Path, drafter: Path) -> Path:
+    """A copy of a tiny drafter with a sealed entry and results: everything a publication needs."""
+    shutil.copytree(drafter, folder)
+    write_entry(entry(folder), folder)
+    write_results(results(), folder)
+    return folder

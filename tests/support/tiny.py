@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from specblock_zoo.data.build_cache import CacheSettings, build_cache
+from specblock_zoo.data.build_cache import build_cache
+from specblock_zoo.data.settings import CacheSettings
 from specblock_zoo.targets.registry import FAMILIES
 from tests.support.tiny_pair import SPECIAL, VOCAB_SIZE, character_tokenizer
 

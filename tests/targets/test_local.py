@@ -4,10 +4,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from specblock_zoo.errors import ConfigurationError, MissingPackageError
+from specblock_zoo.errors import AccessError, ConfigurationError, MissingPackageError
 from specblock_zoo.targets import local
 from specblock_zoo.targets.local import EmbeddedTarget, convert_gguf, fast_dtype, find_gguf, load_target, resolve
+from tests.support.hub_server import hub
 from tests.support.tiny import save_tiny_target
+
+__all__ = ["hub"]
 
 
 @pytest.fixture
@@ -75,6 +78,17 @@ def test_conversion_names_the_packages_it_lacks(tmp_path, monkeypatch):
     with pytest.raises(MissingPackageError, match="pip install gguf accelerate"):
         convert_gguf(tmp_path / "any.gguf", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_gated_target_says_how_to_get_in(hub):
+    hub.add("someone/llama", {"config.json": b"{}"}, gated=True)
+    with pytest.raises(AccessError, match=r"gated.*huggingface\.co/someone/llama.*hf auth login"):
+        load_target("someone/llama")
+
+
+def test_a_target_that_is_not_there_is_explained(hub):
+    with pytest.raises(ConfigurationError, match="'someone/nothing' cannot be loaded"):
+        load_target("someone/nothing")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from specblock_zoo.data.manifest import Fingerprint, Manifest
 from specblock_zoo.errors import CacheMismatchError, ConfigurationError
 from specblock_zoo.models.specblock import SpecBlockConfig
 from specblock_zoo.targets.identity import TargetIdentity
-from specblock_zoo.training.checks import check_cache, check_options, check_same_drafter, check_same_vocabulary
+from specblock_zoo.training.checks import check_options, check_same_drafter, check_same_vocabulary
 
 FINGERPRINT = Fingerprint(
     target="a/target",
@@ -40,7 +40,7 @@ SHAPE = {"hidden_size": 32, "num_hidden_layers": 7, "vocab_size": 96}
 
 def check(fingerprint: Fingerprint, identity: TargetIdentity, **shape: Any) -> None:
     manifest = Manifest(fingerprint, {}, 1.0, 0, "test")
-    check_cache(manifest, Path("cache"), identity, SimpleNamespace(**{**SHAPE, **shape}))  # type: ignore[arg-type]  # fields
+    manifest.require_target(Path("cache"), identity, SimpleNamespace(**{**SHAPE, **shape}))  # type: ignore[arg-type]  # fields
 
 
 def test_the_same_target_under_another_path_is_accepted() -> None:

@@ -1,19 +1,22 @@
 """The lean training forward equals the dense reference, in value and in gradient."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specblock_zoo.functional.losses import LOSSES, RANK_LOSSES
 from specblock_zoo.functional.masks import valid_prefix_mask
-from specblock_zoo.functional.objective import LossReport, SlotTerms, slot_terms
+from specblock_zoo.functional.objective import LossReport, SlotTerms
 from specblock_zoo.functional.vocab import target_to_draft
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.models.specblock.dense import dense_blocks
 from specblock_zoo.training.rollout import RolloutSettings, Teacher, rollout
 from tests.support.drafters import DRAFT_VOCAB, HIDDEN, VOCAB, WIDTH, tiny_drafter
+from tests.support.scores import plain_terms
 
 
 def make_drafter(**changes: object) -> SpecBlockDrafter:
@@ -62,7 +65,7 @@ def row_terms(block, batch, teacher, slot: int, rows: Tensor, depth: int) -> Slo
     sequence, position = rows.nonzero(as_tuple=True)
     states = batch["last_hidden"][sequence, position + 1 + depth + slot]
     logits, ranks = block.logits[sequence, position, slot], block.rank_logits[sequence, position, slot]
-    return slot_terms(logits, ranks, states @ teacher.head.T, torch.ones(len(sequence), dtype=torch.bool))[0]
+    return plain_terms(logits, ranks, states @ teacher.head.T, torch.ones(len(sequence), dtype=torch.bool))
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
@@ -106,6 +109,25 @@ def assert_same_gradient(drafter: SpecBlockDrafter, lean: LossReport, dense: Los
     gradients = [torch.autograd.grad(report.total(), parameters, allow_unused=True) for report in (lean, dense)]
     for name, first, second in zip(names, *gradients, strict=True):
         torch.testing.assert_close(first, second, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("rank_loss", RANK_LOSSES)
+@pytest.mark.parametrize("draft_loss", LOSSES)
+def test_every_loss_is_the_same_with_kept_and_with_recomputed_logits(draft_loss: str, rank_loss: str) -> None:
+    drafter = make_drafter()
+    batch = make_batch(drafter)
+    teacher = Teacher(torch.randn(DRAFT_VOCAB, HIDDEN), target_to_draft(drafter.t2d))
+    plain = RolloutSettings(draft_loss, rank_loss, block_sampling=(0.5,), kept_logits=0)
+    reports = [
+        rollout(drafter, batch, teacher, settings, torch.Generator().manual_seed(1))
+        for settings in (plain, replace(plain, kept_logits=10**6))
+    ]
+    assert_same_gradient(drafter, *reports)
+    assert torch.equal(reports[0].confusion, reports[1].confusion)
+    other = "ordinal" if rank_loss == "valid_prefix" else "valid_prefix"
+    changed = rollout(drafter, batch, teacher, replace(plain, rank_loss=other), torch.Generator().manual_seed(1))
+    assert torch.equal(changed.draft_loss, reports[0].draft_loss)
+    assert not torch.equal(changed.rank_loss, reports[0].rank_loss), "the rank loss that was asked for is not used"
 
 
 def test_sampling_later_blocks_leaves_the_first_block_alone() -> None:

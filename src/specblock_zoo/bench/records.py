@@ -113,6 +113,7 @@ class Provenance(Record):
     cpu_capability: str
     threads: PositiveCount
     dtype: str
+    packed: bool
     seed: int
     max_new_tokens: PositiveCount
     versions: dict[str, str]

@@ -12,6 +12,7 @@ from specblock_zoo.bench.records import PromptRecord
 from specblock_zoo.bench.report import DRAFTED, PLAIN, PLAIN_MASKED, PROMPT_LOOKUP
 from specblock_zoo.bench.tasks import Prompt, Task, check_fits, encode_prompt
 from specblock_zoo.bench.timing import Timed, explicit_mask, interleave, is_looping
+from specblock_zoo.inference.prepack import optimize_for_cpu
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.targets.registry import family_of
 
@@ -51,6 +52,11 @@ class Pair:
         nn.Module.to(self.model, dtype)
         nn.Module.to(self.drafter, dtype)
         self.drafter.attach(family_of(self.model.config).embedding_weight(self.model))
+
+    def prepack(self) -> None:
+        """Prepacks the linear layers of both models for the CPU; every case, plain ones included, then runs on them."""
+        for network in (self.model, self.drafter):
+            optimize_for_cpu(network)
 
     def question(self, text: str, max_new_tokens: int) -> Question:
         """Encodes a user's message. Raises `PromptTooLongError` when prompt and answer do not fit the target."""

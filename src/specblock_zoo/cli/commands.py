@@ -1,14 +1,28 @@
 """The commands that are plain functions; the trainer's own (`fit`, `validate`) are Lightning's."""
 
-from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ActionConfigFile, ArgumentParser
 
+from specblock_zoo.cli.convert import convert, export
 from specblock_zoo.cli.demo import demo
 from specblock_zoo.cli.generate import generate
-from specblock_zoo.data.build_cache import CacheSettings, build_cache
+from specblock_zoo.cli.plan import add_plan_options, plan
+from specblock_zoo.cli.zoo import ZOO_COMMANDS
+from specblock_zoo.data.build_cache import build_cache
+from specblock_zoo.data.settings import CacheSettings
+
+Function = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands behind one word, e.g. `specblock zoo list`."""
+
+    summary: str
+    functions: Mapping[str, Function]
 
 
 def cache(settings: CacheSettings) -> None:
@@ -21,27 +35,54 @@ def cache(settings: CacheSettings) -> None:
         SpecBlockError: bad input, found before anything is written; see `build_cache`.
     """
     manifest = build_cache(settings)
-    tokens = sum(shard.tokens for shard in manifest.shards)
-    print(f"{settings.out}: {tokens:,} tokens in {len(manifest.shards)} shards, ready for `specblock fit`")
+    if not settings.dry_run:
+        size = f"{manifest.committed('tokens'):,} tokens in {len(manifest.shards)} shards"
+        print(f"{settings.out}: {size}, ready for `specblock fit`")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"cache": cache, "generate": generate, "demo": demo}
+COMMANDS: dict[str, Function | Group] = {
+    "cache": cache,
+    "plan": plan,
+    "generate": generate,
+    "demo": demo,
+    "zoo": Group("Lists, shows, fetches, checks and publishes drafters.", ZOO_COMMANDS),
+    "convert": convert,
+    "export": export,
+}
 
 
-def summary(command: Callable[..., None]) -> str:
-    """The first line of a command's docstring."""
-    return (command.__doc__ or "").strip().splitlines()[0]
+def summary(command: Function | Group) -> str:
+    """What a command does, in one line: the first of its docstring."""
+    return command.summary if isinstance(command, Group) else (command.__doc__ or "").strip().splitlines()[0]
 
 
-def add_options(parser: ArgumentParser, command: Callable[..., None]) -> None:
+def add_command(subcommands: Any, name: str, command: Function | Group) -> None:
+    """Adds a command to a parser's subcommands; a group has subcommands of its own."""
+    parser = ArgumentParser(description=summary(command))
+    if isinstance(command, Group):
+        # jsonargparse wants the outer level first.
+        subcommands.add_subcommand(name, parser, help=summary(command))
+        inner = parser.add_subcommands(dest="action")
+        for action, function in command.functions.items():
+            add_command(inner, action, function)
+        return
+    if command is plan:
+        add_plan_options(parser)
+    else:
+        parser.add_argument("-c", "--config", action=ActionConfigFile, help="Options from a YAML file.")
+        add_options(parser, command)
+    subcommands.add_subcommand(name, parser, help=summary(command))
+
+
+def add_options(parser: ArgumentParser, command: Function) -> None:
     """Adds a command's parameters to `parser`: required ones are positional, the others are flags.
 
-    A command whose only parameter is a dataclass named `settings` gets one flag per field instead; a required list of
-    files takes one or more words, so that a shell's file pattern works.
+    Of a dataclass named `settings` each field becomes a flag; a required list of files among them takes one or more
+    words, so that a shell's file pattern works.
     """
+    parser.add_function_arguments(command, as_positional=True, skip={"settings"})
     settings = settings_class(command)
     if settings is None:
-        parser.add_function_arguments(command, as_positional=True)
         return
     words = {field.name for field in fields(settings) if field.type == list[str] and field.default is MISSING}
     for name in sorted(words):
@@ -49,13 +90,20 @@ def add_options(parser: ArgumentParser, command: Callable[..., None]) -> None:
     parser.add_class_arguments(settings, instantiate=False, skip=words)
 
 
-def call(command: Callable[..., None], options: dict[str, Any]) -> None:
+def call(command: Function | Group, options: Mapping[str, Any]) -> None:
     """Runs a command with the options that `add_options` declared."""
+    if isinstance(command, Group):
+        action = options["action"]
+        call(command.functions[action], vars(options[action]))
+        return
+    values = {name: value for name, value in options.items() if name not in ("config", "seed_everything")}
     settings = settings_class(command)
-    command(**options) if settings is None else command(settings(**options))
+    if settings is not None:
+        values["settings"] = settings(**{field.name: values.pop(field.name) for field in fields(settings)})
+    command(**values)
 
 
-def settings_class(command: Callable[..., None]) -> type | None:
+def settings_class(command: Function | Group) -> type | None:
     """The dataclass whose fields are the command's flags, if it takes one."""
-    hint = get_type_hints(command).get("settings")
+    hint = None if isinstance(command, Group) else get_type_hints(command).get("settings")
     return hint if isinstance(hint, type) and is_dataclass(hint) else None

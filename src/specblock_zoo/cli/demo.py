@@ -20,6 +20,7 @@ from specblock_zoo.bench.timing import thread_limit
 from specblock_zoo.cli.drawing import draw_round, progress
 from specblock_zoo.cli.generate import DEFAULT_TARGET, DtypeName, dtype_of
 from specblock_zoo.hub.zoo import load_drafter
+from specblock_zoo.inference.prepack import can_prepack
 from specblock_zoo.targets.local import fast_dtype, load_target
 
 DEFAULT_DRAFTER = "specblock-smollm2-135m"
@@ -36,6 +37,7 @@ class Outcome:
 
     Attributes:
         exact: the comparison in float32, which decides equality, tau and the drawn round.
+        packed: linear layers of both models were prepacked for the comparison in the speed dtype.
         speeds: dtype name -> summed-up comparison in that dtype.
         speed_dtype: the dtype whose speedup is reported first.
         threads: of torch during the comparisons.
@@ -45,6 +47,7 @@ class Outcome:
     speeds: dict[str, TaskResult]
     speed_dtype: str
     threads: int
+    packed: bool
 
 
 def demo(
@@ -58,7 +61,8 @@ def demo(
     """Answers three questions plainly and with a drafter, and shows that the text is the same and the time is not.
 
     Equality is checked in float32. The speedup is tokens per second over the better plain baseline, the median over the
-    questions of interleaved runs, in bfloat16 where the processor multiplies it natively and in float32 elsewhere.
+    questions of interleaved runs, in bfloat16 where the processor multiplies it natively and in float32 elsewhere. On a
+    CPU both sides run on prepacked weights (`optimize_for_cpu`), plain decoding included.
 
     Args:
         target: name of an embedded target, a model folder or a Hub repository.
@@ -75,7 +79,8 @@ def demo(
             model, tokenizer = load_target(target, dtype=torch.float32)
             pair = Pair(model, tokenizer, load_drafter(drafter))
         speed_dtype = dtype_of(dtype) or fast_dtype(model.device)
-        outcome = measure(pair, demo_task(), RunSettings(max_new_tokens), speed_dtype, console)
+        prepack = model.device.type == "cpu" and can_prepack()
+        outcome = measure(pair, RunSettings(max_new_tokens), speed_dtype, prepack, console)
     if json:
         print(json_format.dumps(as_json(outcome), allow_nan=False))
     else:
@@ -87,17 +92,22 @@ def demo_task() -> Task:
     return Task("demo", tuple(Prompt(id=name, category=name, turns=(text,)) for name, text in QUESTIONS))
 
 
-def measure(pair: Pair, task: Task, settings: RunSettings, speed_dtype: torch.dtype, console: Console) -> Outcome:
-    """Compares in float32, then in the speed dtype if that is another one; models are cast in place, never copied."""
+def measure(pair: Pair, settings: RunSettings, speed_dtype: torch.dtype, prepack: bool, console: Console) -> Outcome:
+    """Compares in float32, then in the speed dtype if that is another one; models are changed in place, never copied."""
+    task = demo_task()
+    if prepack and speed_dtype is torch.float32:
+        pair.prepack()
     total = len(pair.cases(settings.prompt_lookup)) * len(task.prompts)
     with progress(f"answering in {name_of(torch.float32)}", total, console) as advance:
         exact = compare(pair, task, settings, advance)
     speeds = {name_of(torch.float32): summed(exact)}
     if speed_dtype is not torch.float32:
         pair.cast(speed_dtype)
+        if prepack:
+            pair.prepack()
         with progress(f"answering in {name_of(speed_dtype)}", total, console) as advance:
             speeds[name_of(speed_dtype)] = summed(compare(pair, task, settings, advance))
-    return Outcome(exact, speeds, name_of(speed_dtype), torch.get_num_threads())
+    return Outcome(exact, speeds, name_of(speed_dtype), torch.get_num_threads(), prepack)
 
 
 def summed(comparison: Comparison) -> TaskResult:
@@ -129,6 +139,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "speedup_quartiles": chosen.speedup.quartiles,
         "equal_by_dtype": {name: result.equal for name, result in outcome.speeds.items()},
         "baseline": chosen.baseline,
+        "packed": outcome.packed,
         "loop_share": exact.loop_share,
         "threads": outcome.threads,
         "cpu_capability": cpu_capability(),
@@ -180,7 +191,8 @@ def figures(outcome: Outcome) -> Table:
     table.add_row("draft share of a round", *(f"{result.draft_share:.0%}" for result in results))
     table.add_row("draft / verify / other ms", *(round_ms(result) for result in results))
     table.add_row("answers in a loop", *(f"{result.loop_share:.0%}" for result in results))
-    table.caption = f"* headline dtype: {dtype_reason()}; threads: {outcome.threads}; interleaved runs"
+    layout = "prepacked weights on both sides" if outcome.packed else "plain weights"
+    table.caption = f"* headline dtype: {dtype_reason()}; threads: {outcome.threads}; {layout}; interleaved runs"
     return table
 
 

@@ -10,6 +10,7 @@ from transformers import TextStreamer
 from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.bench.tasks import check_fits, encode_prompt
+from specblock_zoo.hub.pairing import check_pair
 from specblock_zoo.hub.zoo import load_drafter
 from specblock_zoo.targets.local import load_target
 
@@ -59,10 +60,13 @@ def generate(
     Raises:
         PromptTooLongError: prompt and answer exceed the target's positions.
         UnknownNameError: no such drafter.
+        TargetMismatchError: the drafter was made for another target, or for its tokenizer before a change.
     """
     disable_progress_bar()
     model, tokenizer = load_target(target, dtype=dtype_of(dtype))
     assistant = load_drafter(drafter, dtype=model.dtype) if drafter else None
+    if assistant is not None:
+        check_pair(model, tokenizer, assistant)
     input_ids = encode_prompt(tokenizer, prompt)
     check_fits(input_ids.shape[1], max_new_tokens, model.config.max_position_embeddings)
     torch.manual_seed(sampling.seed)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from jsonargparse import Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from transformers.utils.logging import disable_progress_bar
 
-from specblock_zoo.cli.commands import COMMANDS, add_options, call, summary
+from specblock_zoo.cli.commands import COMMANDS, add_command, call
 from specblock_zoo.data.datamodule import FeatureDataModule
 from specblock_zoo.training.module import DrafterModule
 
@@ -18,11 +18,8 @@ class ZooParser(LightningArgumentParser):
 
     def add_subcommands(self, **kwargs: Any) -> Any:  # type: ignore[override]  # Lightning passes keywords only
         action = super().add_subcommands(**kwargs)
-        for name, function in COMMANDS.items():
-            parser = ArgumentParser(description=summary(function))
-            parser.add_argument("-c", "--config", action=ActionConfigFile, help="Options from a YAML file.")
-            add_options(parser, function)
-            action.add_subcommand(name, parser, help=summary(function))
+        for name, command in COMMANDS.items():
+            add_command(action, name, command)
         return action
 
 
@@ -44,8 +41,7 @@ class SpecBlockCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         if self.subcommand in COMMANDS:
-            chosen = vars(self.parser.instantiate(self.config)[self.subcommand])
-            call(COMMANDS[self.subcommand], {name: value for name, value in chosen.items() if name != "config"})
+            call(COMMANDS[self.subcommand], vars(self.parser.instantiate(self.config)[self.subcommand]))
             raise SystemExit(0)
 
 

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch.utils.data import Dataset
 
-from specblock_zoo.data.feature_cache import CachedExample, FeatureCache
+from specblock_zoo.data.examples import PART_MARK, Example
+from specblock_zoo.data.layout import CachedExample
+from specblock_zoo.data.sources import Source
 from specblock_zoo.errors import ConfigurationError, NoSupervisedTokensError
 
 
@@ -26,7 +27,8 @@ def split_by_id(ids: Sequence[str], val_fraction: float) -> tuple[list[int], lis
     """
     if not 0 <= val_fraction < 1:
         raise ConfigurationError(f"val_fraction is {val_fraction}; expected 0 <= val_fraction < 1.", "Correct it.")
-    shares = [_share(record_id) for record_id in ids]
+    # Further sequences of one record stay with it.
+    shares = [_share(record_id.rpartition(PART_MARK)[0] or record_id) for record_id in ids]
     val = [i for i, share in enumerate(shares) if share < val_fraction]
     if val_fraction and not val:
         val = [min(range(len(ids)), key=shares.__getitem__)]
@@ -39,19 +41,19 @@ def split_by_id(ids: Sequence[str], val_fraction: float) -> tuple[list[int], lis
     return train, val
 
 
-class FeatureDataset(Dataset[CachedExample]):
-    """A part of a cache, each sequence cut at `max_length`; sequences that lose all supervised tokens are left out.
+class FeatureDataset(Dataset[Example | CachedExample]):
+    """A part of a source, each sequence cut at `max_length`; sequences that lose all supervised tokens are left out.
 
     Raises:
         NoSupervisedTokensError: nothing is left.
     """
 
-    def __init__(self, cache: FeatureCache, indices: Sequence[int], max_length: int | None = None) -> None:
-        self.cache = cache
+    def __init__(self, source: Source, indices: Sequence[int], max_length: int | None = None) -> None:
+        self.source = source
         self.max_length = max_length
-        full = [length for length, _ in cache.lengths_and_ids()]
+        full = [length for length, _ in source.lengths_and_ids()]
         limit = max_length or max(full)
-        self.indices = [i for i in indices if full[i] <= limit or cache[i].loss_mask[:limit].any()]
+        self.indices = [i for i in indices if full[i] <= limit or source[i].loss_mask[:limit].any()]
         self.lengths = [min(full[i], limit) for i in self.indices]
         if not self.indices:
             raise NoSupervisedTokensError(
@@ -62,13 +64,5 @@ class FeatureDataset(Dataset[CachedExample]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, index: int) -> CachedExample:
-        whole = self.cache[self.indices[index]]
-        end = self.lengths[index]
-        return replace(
-            whole,
-            input_ids=whole.input_ids[:end],
-            loss_mask=whole.loss_mask[:end],
-            taps=tuple(tap[:end] for tap in whole.taps),
-            last_hidden=whole.last_hidden[:end],
-        )
+    def __getitem__(self, index: int) -> Example | CachedExample:
+        return self.source[self.indices[index]].cut(self.lengths[index])

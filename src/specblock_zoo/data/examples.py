@@ -1,7 +1,7 @@
 """From answer records to the token sequences a cache holds: limits, counts of what is dropped, a seeded choice."""
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from specblock_zoo.data.chat import encode_record
 from specblock_zoo.data.records import AnswerRecord
-from specblock_zoo.errors import NoSupervisedTokensError, TargetMismatchError
+from specblock_zoo.errors import BadRecordError, NoSupervisedTokensError, TargetMismatchError
+
+# Between a record's id and the number of a further sequence of the same record.
+PART_MARK = "#part"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class Example:
         """How many tokens enter the loss."""
         return int(self.loss_mask.sum())
 
+    def cut(self, end: int) -> "Example":
+        """The first `end` tokens."""
+        return replace(self, input_ids=self.input_ids[:end], loss_mask=self.loss_mask[:end])
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -54,11 +61,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of the records read."""
+    """What became of the records read.
+
+    A record whose template rewrites earlier turns gives one sequence per rewritten answer, so that `sequences` may
+    exceed the records they come from; from there on sequences are counted.
+    """
 
     records_read: int = 0
+    skipped_bad: int = 0
     dropped_long_prompt: int = 0
     dropped_no_supervised: int = 0
+    sequences: int = 0
     truncated: int = 0
     not_chosen: int = 0
     records: int = 0
@@ -73,7 +86,7 @@ class Counts:
 def _trim(example: Example, max_length: int) -> Example:
     supervised = np.flatnonzero(example.loss_mask[:max_length])
     end = int(supervised[-1]) + 1 if len(supervised) else 0
-    return replace(example, input_ids=example.input_ids[:end], loss_mask=example.loss_mask[:end])
+    return example.cut(end)
 
 
 def _check_record(record: AnswerRecord, example: Example, vocab_size: int, target: str) -> None:
@@ -90,38 +103,83 @@ def _check_record(record: AnswerRecord, example: Example, vocab_size: int, targe
         )
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How records become sequences.
+
+    Attributes:
+        target: name of the target the records must come from, where they name one.
+        vocab_size: of the target.
+        supervise_reasoning: whether `<think> ... </think>` enters the loss.
+        skip_bad: go on after a record that cannot be used; each is named in `skipped`.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    target: str
+    vocab_size: int
+    supervise_reasoning: bool = True
+    skip_bad: bool = False
+    skipped: list[str] = field(default_factory=list)
+
+    def on_bad(self, error: BadRecordError) -> None:
+        """Notes a bad record where `skip_bad`, else raises."""
+        if not self.skip_bad:
+            raise error
+        self.skipped.append(error.problem)
+
+    def sequences(self, records: Iterable[AnswerRecord]) -> Iterator[list[Example]]:
+        """The sequences of each record that can be used; the others go to `on_bad`.
+
+        Raises:
+            TargetMismatchError: a record names another target or holds an id outside the vocabulary.
+        """
+        for record in records:
+            try:
+                pairs = encode_record(record, self.tokenizer, self.supervise_reasoning)
+            except BadRecordError as error:
+                self.on_bad(error)
+                continue
+            names = [record.id, *(f"{record.id}{PART_MARK}{part}" for part in range(1, len(pairs)))]
+            examples = [Example(name, *pair) for name, pair in zip(names, pairs, strict=True)]
+            for example in examples:
+                _check_record(record, example, self.vocab_size, self.target)
+            yield examples
+
+
 def eligible_examples(
-    records: Iterable[AnswerRecord], tokenizer: PreTrainedTokenizerBase, limits: Limits, vocab_size: int, target: str
+    records: Iterable[AnswerRecord], limits: Limits, reading: Reading
 ) -> tuple[list[Example], Counts]:
-    """Every record within the limits as an `Example`, and the counts of the others.
+    """Every sequence within the limits, and the counts of the others.
 
     Raises:
-        TargetMismatchError: a record names another target or holds an id outside the vocabulary.
+        BadRecordError: a record cannot be used, and bad ones are not to be skipped.
+        TargetMismatchError: see `Reading.sequences`.
         NoSupervisedTokensError: no record has a supervised token within the limits.
     """
     examples: list[Example] = []
-    read = long_prompt = unsupervised = truncated = 0
-    for record in records:
-        read += 1
-        input_ids, loss_mask = encode_record(record, tokenizer)
-        whole = Example(record.id, input_ids, loss_mask)
-        _check_record(record, whole, vocab_size, target)
-        if limits.max_prompt_tokens is not None and loss_mask.any() and loss_mask.argmax() > limits.max_prompt_tokens:
-            long_prompt += 1
-            continue
-        example = _trim(whole, limits.max_length)
-        if not len(example):
-            unsupervised += 1
-            continue
-        truncated += example.supervised_tokens < whole.supervised_tokens
-        examples.append(example)
+    used = sequences = long_prompt = unsupervised = truncated = 0
+    for wholes in reading.sequences(records):
+        used += 1
+        for whole in wholes:
+            sequences += 1
+            mask = whole.loss_mask
+            if limits.max_prompt_tokens is not None and mask.any() and mask.argmax() > limits.max_prompt_tokens:
+                long_prompt += 1
+                continue
+            example = _trim(whole, limits.max_length)
+            if not len(example):
+                unsupervised += 1
+                continue
+            truncated += example.supervised_tokens < whole.supervised_tokens
+            examples.append(example)
+    skipped = len(reading.skipped)
     if not examples:
         raise NoSupervisedTokensError(
-            f"None of {read} records has a supervised token within max_length {limits.max_length} "
+            f"None of {used + skipped} records has a supervised token within max_length {limits.max_length} "
             f"and max_prompt_tokens {limits.max_prompt_tokens}.",
             "Check that the answers are not empty and raise the limits.",
         )
-    return examples, Counts(read, long_prompt, unsupervised, truncated)
+    return examples, Counts(used + skipped, skipped, long_prompt, unsupervised, sequences, truncated)
 
 
 def choose_examples(examples: list[Example], counts: Counts, limits: Limits) -> tuple[list[Example], Counts]:

@@ -1,125 +1,107 @@
-"""Feature shards on disk: one Arrow file each, written whole or not at all, read without copying.
+"""Feature shards on disk: one Arrow file each, written whole or not at all, read without copying."""
 
-Arrow has no bfloat16, and libraries that convert would widen it to float32: states are stored as the uint16 of the same
-bits, one column per tap, so that a run with fewer taps reads fewer bytes.
-"""
-
+import errno
+import hashlib
 import os
+import shutil
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
-from datasets import Dataset, Features, LargeList, Value
+from datasets import Dataset
 from datasets.arrow_writer import ArrowWriter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
+from specblock_zoo.data.collate import Batch, collate
 from specblock_zoo.data.examples import Example
+from specblock_zoo.data.layout import CachedExample, Columns, Layout, layout_of
 from specblock_zoo.data.manifest import Manifest, Shard, read_manifest
-from specblock_zoo.errors import CorruptCacheError
+from specblock_zoo.errors import ConfigurationError, CorruptCacheError
 from specblock_zoo.functional.vocab import VocabMap
 
 VOCAB_FILE = "vocab.safetensors"
-LAST_HIDDEN = "last_hidden"
-BYTES_PER_STATE = 2
-BYTES_PER_ID_AND_MASK = 5
 RESUME = "Run the same `specblock cache` command again: it keeps the shards that are whole."
 
-Bits = npt.NDArray[np.uint16]
+
+def file_sha256(path: Path) -> str:
+    """Checksum of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-@dataclass(frozen=True)
-class CachedExample:
-    """One sequence and the bits of its bfloat16 states, views into the mapped file.
-
-    Attributes:
-        input_ids: int32 `[seq]`.
-        loss_mask: bool `[seq]`.
-        taps: uint16 `[seq, hidden]` per tap layer, in order.
-        last_hidden: uint16 `[seq, hidden]`.
-    """
-
-    id: str
-    input_ids: npt.NDArray[np.int32]
-    loss_mask: npt.NDArray[np.bool_]
-    taps: tuple[Bits, ...]
-    last_hidden: Bits
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-
-def tap_column(layer: int) -> str:
-    """Name of the column that holds the output of a tap layer."""
-    return f"layer_{layer}"
-
-
-def bytes_per_token(num_taps: int, hidden_size: int) -> int:
-    """Disk cost of one token: its taps and last state in bfloat16, its id and its mask."""
-    return (num_taps + 1) * hidden_size * BYTES_PER_STATE + BYTES_PER_ID_AND_MASK
-
-
-def shard_features(tap_layers: Sequence[int]) -> Features:
-    """The Arrow schema of a shard; large lists, because 64-bit offsets never overflow."""
-    states = {name: LargeList(Value("uint16")) for name in [*map(tap_column, tap_layers), LAST_HIDDEN]}
-    tokens = {"input_ids": LargeList(Value("int32")), "loss_mask": LargeList(Value("uint8"))}
-    return Features({"id": Value("string"), **tokens, **states})
-
-
-def to_bits(states: Tensor) -> Bits:
-    """The bits of `states` rounded to bfloat16, uint16, same shape."""
-    bits: Bits = states.to(torch.bfloat16).contiguous().view(torch.uint16).cpu().numpy()
-    return bits
-
-
-def from_bits(bits: Bits) -> Tensor:
-    """The bfloat16 tensor with these bits, sharing their memory (which must be writable)."""
-    return torch.from_numpy(bits).view(torch.bfloat16)
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A place beside `path` to write to; it becomes `path` if all goes well, and vanishes if not."""
+    half_done = path.with_name(f".{path.name}.tmp")
+    try:
+        yield half_done
+        with half_done.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(half_done, path)
+    except OSError as cause:
+        half_done.unlink(missing_ok=True)
+        if cause.errno != errno.ENOSPC:
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise ConfigurationError(
+            f"The disk is full: {path} could not be written, {free / 1e6:.0f} MB are free.",
+            "Free some space and run the same command again: the finished shards stay.",
+        ) from cause
 
 
 def write_shard(
-    path: Path, tap_layers: Sequence[int], examples: Sequence[Example], states: Sequence[dict[str, Bits]]
+    path: Path, layout: Layout, examples: Sequence[Example], columns: Sequence[Columns], state_error: float = 0.0
 ) -> Shard:
     """Writes one shard beside its final place, then renames it there.
 
     Args:
-        states: per example its columns of bits (`tap_column(layer)` and `LAST_HIDDEN`), each `[seq, hidden]`.
+        columns: per example what `layout.encode` gave.
+        state_error: mean error of the states in `columns`, kept for the record.
+
+    Raises:
+        ConfigurationError: the disk is full; nothing is left behind.
     """
-    half_done = path.with_name(f".{path.name}.tmp")
-    # One record batch per row: reading a row then touches only its own pages.
-    writer = ArrowWriter(features=shard_features(tap_layers), path=str(half_done), writer_batch_size=1)
-    for example, columns in zip(examples, states, strict=True):
-        row = {"id": example.id, "input_ids": example.input_ids, "loss_mask": example.loss_mask.astype(np.uint8)}
-        writer.write({**row, **{name: bits.reshape(-1) for name, bits in columns.items()}})
-    writer.finalize()
-    writer.close()
-    with half_done.open("rb") as stream:
-        os.fsync(stream.fileno())
-    os.replace(half_done, path)
+    with _replacing(path) as half_done:
+        # One record batch per row: reading a row then touches only its own pages.
+        writer = ArrowWriter(features=layout.schema, path=str(half_done), writer_batch_size=1)
+        for example, states in zip(examples, columns, strict=True):
+            row = {"id": example.id, "input_ids": example.input_ids, "loss_mask": example.loss_mask.astype(np.uint8)}
+            writer.write({**row, **{name: array.reshape(-1) for name, array in states.items()}})
+        writer.finalize()
+        writer.close()
+        checksum = file_sha256(half_done)
     supervised = sum(example.supervised_tokens for example in examples)
-    return Shard(path.name, len(examples), sum(map(len, examples)), supervised, path.stat().st_size)
+    tokens = sum(map(len, examples))
+    return Shard(path.name, len(examples), tokens, supervised, path.stat().st_size, state_error, checksum)
 
 
 def save_vocab_map(folder: Path, vocab: VocabMap) -> None:
     """Writes the draft vocabulary of a cache, atomically."""
-    half_done = folder / f".{VOCAB_FILE}.tmp"
-    save_file({"d2t": vocab.d2t, "t2d": vocab.t2d}, half_done)
-    os.replace(half_done, folder / VOCAB_FILE)
+    with _replacing(folder / VOCAB_FILE) as half_done:
+        save_file({"d2t": vocab.d2t, "t2d": vocab.t2d}, half_done)
 
 
-def check_shard(folder: Path, shard: Shard) -> None:
-    """Raises `CorruptCacheError` naming the file when a committed shard is missing or has another size."""
+def check_shard(folder: Path, shard: Shard, checksum: bool = False) -> None:
+    """Raises `CorruptCacheError` naming the file when a committed shard is missing, has another size or other bytes.
+
+    Args:
+        checksum: also read every byte.
+    """
     path = folder / shard.file
     size = path.stat().st_size if path.is_file() else None
     if size != shard.bytes:
         found = "is missing" if size is None else f"has {size} bytes"
         raise CorruptCacheError(f"The shard {path} {found}; the manifest says {shard.bytes}.", RESUME)
+    if checksum and (found := file_sha256(path)) != shard.sha256:
+        raise CorruptCacheError(
+            f"The shard {path} has the checksum {found[:12]}; the manifest says {shard.sha256[:12]}.",
+            "Delete this file and run the same `specblock cache` command again.",
+        )
 
 
 def open_shard(folder: Path, shard: Shard) -> Dataset:
@@ -139,6 +121,23 @@ def open_shard(folder: Path, shard: Shard) -> Dataset:
     return rows
 
 
+def read_row(rows: Dataset, index: int, layout: Layout) -> CachedExample:
+    """One sequence of a shard."""
+    row = rows[index]
+
+    def column(name: str) -> npt.NDArray:
+        return row[name].chunk(0)[0].values.to_numpy(zero_copy_only=True)
+
+    tokens = Example(row["id"][0].as_py(), column("input_ids"), column("loss_mask").view(np.bool_))
+    return layout.decode(tokens, column)
+
+
+def shard_ids(rows: Dataset) -> list[str]:
+    """Record ids of a shard, in order."""
+    ids: list[str] = rows.data.table["id"].to_pylist()
+    return ids
+
+
 class FeatureCache:
     """A finished cache folder, opened for reading.
 
@@ -150,8 +149,9 @@ class FeatureCache:
         self.folder = Path(folder)
         self.manifest: Manifest = read_manifest(self.folder)
         if not self.manifest.complete:
-            done, all_of = len(self.manifest.shards), self.manifest.num_shards
-            raise CorruptCacheError(f"The feature cache {folder} has {done} of {all_of} shards.", RESUME)
+            done, all_of = self.manifest.committed("records"), self.manifest.records
+            raise CorruptCacheError(f"The feature cache {folder} has {done} of {all_of} records.", RESUME)
+        self.layout = layout_of(self.manifest.fingerprint)
         self._shards = [open_shard(self.folder, shard) for shard in self.manifest.shards]
         self._ends = np.cumsum([len(rows) for rows in self._shards]).tolist()
 
@@ -162,19 +162,11 @@ class FeatureCache:
         if not 0 <= index < len(self):
             raise IndexError(index)
         shard = bisect_right(self._ends, index)
-        row = self._shards[shard][index - (self._ends[shard - 1] if shard else 0)]
-        hidden = self.manifest.fingerprint.hidden_size
+        return read_row(self._shards[shard], index - (self._ends[shard - 1] if shard else 0), self.layout)
 
-        def column(name: str) -> npt.NDArray:
-            return row[name].chunk(0)[0].values.to_numpy(zero_copy_only=True)
-
-        return CachedExample(
-            id=row["id"][0].as_py(),
-            input_ids=column("input_ids"),
-            loss_mask=column("loss_mask").view(np.bool_),
-            taps=tuple(column(tap_column(i)).reshape(-1, hidden) for i in self.manifest.fingerprint.tap_layers),
-            last_hidden=column(LAST_HIDDEN).reshape(-1, hidden),
-        )
+    def batch(self, examples: Sequence[CachedExample]) -> Batch:
+        """One batch; see `collate`."""
+        return collate(examples)
 
     def lengths_and_ids(self) -> Iterator[tuple[int, str]]:
         """Length in tokens and record id of every example, in order, without touching the states."""

@@ -4,14 +4,18 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from specblock_zoo.errors import CacheMismatchError, CorruptCacheError
 from specblock_zoo.targets.base import TAP_CONVENTION
+from specblock_zoo.targets.identity import TargetIdentity
 
 MANIFEST_FILE = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 REBUILD = "Build another cache with `specblock cache`, in an empty folder."
 
 
@@ -19,7 +23,8 @@ REBUILD = "Build another cache with `specblock cache`, in an empty folder."
 class Fingerprint:
     """Everything that decides the bytes of a cache; two caches with equal fingerprints are equal.
 
-    `target` only names the target where a revision or weight hash is there: a folder may move.
+    `target` only names the target where a revision or weight hash is there: a folder may move. `template_sha256` is
+    part of `tokenizer_sha256` as well; on its own it tells an edited chat template from another tokenizer.
     """
 
     target: str
@@ -40,6 +45,12 @@ class Fingerprint:
     seed: int
     shard_size: int
     draft_vocab_size: int
+    template_sha256: str | None = None
+    attention: str | None = None
+    state_dtype: str = "bfloat16"
+    teacher: str = "last_hidden"
+    teacher_top: int = 0
+    supervise_reasoning: bool = True
     tap_convention: str = TAP_CONVENTION
     format: int = FORMAT
 
@@ -60,13 +71,20 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Shard:
-    """One committed shard file."""
+    """One committed shard file.
+
+    Attributes:
+        state_error: mean over tokens and taps of the stored state's error over the state's size.
+        sha256: of the file.
+    """
 
     file: str
     records: int
     tokens: int
     supervised_tokens: int
     bytes: int
+    state_error: float = 0.0
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,25 +94,39 @@ class Manifest:
     Attributes:
         counts: records and tokens read, dropped and kept (see `examples.Counts`).
         vocab_coverage: share of the eligible supervised tokens inside the draft vocabulary, 0..1.
-        num_shards: shards of the finished cache; the committed ones are a prefix of them.
+        records: how many the finished cache holds.
         package_version: of specblock-zoo; informative.
     """
 
     fingerprint: Fingerprint
     counts: Mapping[str, int]
     vocab_coverage: float
-    num_shards: int
+    records: int
     package_version: str
     shards: tuple[Shard, ...] = field(default=())
 
     @property
     def complete(self) -> bool:
-        """Whether every shard is committed."""
-        return len(self.shards) == self.num_shards
+        """Whether every record is in a committed shard."""
+        return self.committed("records") == self.records
+
+    @property
+    def state_error(self) -> float:
+        """Mean over the committed tokens of `Shard.state_error`."""
+        return sum(s.state_error * s.tokens for s in self.shards) / max(1, self.committed("tokens"))
+
+    def committed(self, what: str) -> int:
+        """Sum over the committed shards of `records`, `tokens`, `supervised_tokens` or `bytes`."""
+        return sum(getattr(shard, what) for shard in self.shards)
 
     def with_shard(self, shard: Shard) -> "Manifest":
-        """This manifest with one more committed shard."""
-        return replace(self, shards=(*self.shards, shard))
+        """This manifest with one more committed shard; shards are in the order of their names."""
+        return replace(self, shards=tuple(sorted((*self.shards, shard), key=lambda s: s.file)))
+
+    def free_name(self) -> str:
+        """Name of the next shard: the first that no committed one has."""
+        taken = {shard.file for shard in self.shards}
+        return next(name for name in map("shard-{:05d}.arrow".format, count()) if name not in taken)
 
     def require(self, folder: str | Path, **expected: Any) -> None:
         """Raises `CacheMismatchError` naming every fingerprint field that differs from what the run expects.
@@ -105,6 +137,25 @@ class Manifest:
         differences = self.fingerprint.differences(expected)
         if differences:
             raise CacheMismatchError(f"The feature cache {folder} does not fit this run: {differences}.", REBUILD)
+
+    def require_target(self, folder: str | Path, identity: TargetIdentity, config: PreTrainedConfig) -> None:
+        """Raises `CacheMismatchError`, naming both values, unless the cache was built with exactly this target.
+
+        Weights are compared by hash where both are local files, by Hub commit where both have one; a cache built from
+        the Hub and a target read from a folder can only be compared by configuration and tokenizer.
+        """
+        hashes = {"target_revision": identity.revision, "weights_sha256": identity.weights_sha256}
+        found = vars(self.fingerprint)
+        comparable = {name: value for name, value in hashes.items() if value is not None and found[name] is not None}
+        self.require(
+            folder,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.num_hidden_layers,
+            vocab_size=config.vocab_size,
+            config_sha256=identity.config_sha256,
+            tokenizer_sha256=identity.tokenizer_sha256,
+            **comparable,
+        )
 
 
 def _plain(value: Any) -> Any:

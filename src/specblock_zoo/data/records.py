@@ -7,7 +7,7 @@ A record has a unique `id` and either `prompt_ids` and `answer_ids` (token ids o
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -104,11 +104,23 @@ def parse_record(line: bytes | str, where: str) -> AnswerRecord:
     raise BadRecordError(f"{where}: keys are {', '.join(sorted(fields))}; the text is missing.", FORM)
 
 
-def read_records(paths: Sequence[Path]) -> Iterator[AnswerRecord]:
+Refusal = Callable[[BadRecordError], None]
+"""What to do with a record that cannot be used: raise, or count it and go on."""
+
+
+def refuse(error: BadRecordError) -> None:
+    """Stops at the first bad record."""
+    raise error
+
+
+def read_records(paths: Sequence[Path], on_bad: Refusal = refuse) -> Iterator[AnswerRecord]:
     """All records of all files, in order; blank lines are skipped.
 
+    Args:
+        on_bad: receives the error of every line that cannot be read or repeats an id; file and line are in it.
+
     Raises:
-        BadRecordError: a line cannot be read, or repeats an id; file and line are named.
+        BadRecordError: from `on_bad`; or a compressed file ends too early.
         EmptyDataError: a file holds no record.
         ConfigurationError: a file does not exist.
     """
@@ -118,16 +130,24 @@ def read_records(paths: Sequence[Path]) -> Iterator[AnswerRecord]:
         for number, line in _lines(path):
             if not line.strip():
                 continue
-            record = parse_record(line, f"{path}:{number}")
-            if record.id in seen:
-                raise BadRecordError(
-                    f"{record.where}: the id {record.id!r} was used at {seen[record.id]}.",
-                    "Give every record its own id; the validation split hangs on it.",
-                )
+            try:
+                record = parse_record(line, f"{path}:{number}")
+                _check_new(record, seen)
+            except BadRecordError as error:
+                on_bad(error)
+                continue
             seen[record.id] = record.where
             yield record
         if len(seen) == before:
             raise EmptyDataError(f"{path} holds no record; at least one is needed.", "Give a file with answer records.")
+
+
+def _check_new(record: AnswerRecord, seen: Mapping[str, str]) -> None:
+    if record.id in seen:
+        raise BadRecordError(
+            f"{record.where}: the id {record.id!r} was used at {seen[record.id]}.",
+            "Give every record its own id; the validation split hangs on it.",
+        )
 
 
 def content_sha256(paths: Iterable[Path]) -> str:

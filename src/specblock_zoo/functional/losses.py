@@ -5,7 +5,6 @@ A draft loss is `loss(logits [rows, draft_vocab], target_probs [rows, draft_voca
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -102,45 +101,26 @@ def keep_top(probs: Float[Tensor, "*rows vocab"], top: int) -> Float[Tensor, "*r
     return torch.zeros_like(probs).scatter(-1, indices, values)
 
 
-def draft_loss_sum(
+def loss_and_gradient(
     loss: DraftLoss,
     logits: Float[Tensor, "rows draft_vocab"],
-    teacher_logits: Float[Tensor, "rows draft_vocab"],
+    target_probs: Float[Tensor, "rows draft_vocab"],
     weights: Float[Tensor, " rows"],
+    gradient: Float[Tensor, "rows draft_vocab"] | None,
 ) -> Float32[Tensor, ""]:
-    """sum(weights * loss(logits, softmax(teacher_logits))) with one matrix of extra memory; gradient to `logits` only.
+    """sum(weights * loss(logits, target_probs)), without graph; its gradient to `logits` is written into `gradient`.
 
-    The gradient is formed piece by piece during the forward pass, so that no float32 copy of `[rows, draft_vocab]`
-    outlives its piece. Twin: the formula above.
+    Works on a few rows at a time, so that no float32 copy of the whole matrix is made. Twin: the formula above.
     """
-    total: Tensor = _DraftLossSum.apply(  # type: ignore[no-untyped-call]  # torch leaves `apply` untyped
-        logits, teacher_logits, weights, loss
-    )
+    total = torch.zeros((), dtype=torch.float32, device=logits.device)
+    for piece in _pieces(logits):
+        with torch.set_grad_enabled(gradient is not None):
+            scores = logits[piece].detach().float().requires_grad_(gradient is not None)
+            piece_sum = (loss(scores, target_probs[piece]) * weights[piece]).sum()
+        if gradient is not None:
+            gradient[piece] = torch.autograd.grad(piece_sum, scores)[0]
+        total += piece_sum.detach()
     return total
-
-
-class _DraftLossSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, teacher_logits: Tensor, weights: Tensor, loss: DraftLoss) -> Tensor:
-        needs_gradient = ctx.needs_input_grad[0]
-        gradient = torch.empty_like(logits) if needs_gradient else None
-        total = torch.zeros((), dtype=torch.float32, device=logits.device)
-        for piece in _pieces(logits):
-            with torch.set_grad_enabled(needs_gradient):
-                scores = logits[piece].detach().float().requires_grad_(needs_gradient)
-                teacher = teacher_logits[piece].detach().softmax(-1, dtype=torch.float32)
-                piece_sum = (loss(scores, teacher) * weights[piece]).sum()
-            if gradient is not None:
-                gradient[piece] = torch.autograd.grad(piece_sum, scores)[0]
-            total += piece_sum.detach()
-        ctx.save_for_backward(gradient)
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * grad_output, None, None, None
 
 
 def _pieces(matrix: Tensor) -> Iterator[slice]:

@@ -8,14 +8,8 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from specblock_zoo.functional.buckets import NUM_BUCKETS, rank_of, rank_to_bucket
-from specblock_zoo.functional.losses import (
-    LOSSES,
-    RANK_LOSSES,
-    class_weights,
-    cross_entropy,
-    draft_loss_sum,
-    keep_top,
-)
+from specblock_zoo.functional.head import SlotScores
+from specblock_zoo.functional.losses import RANK_LOSSES, class_weights, cross_entropy, keep_top
 from specblock_zoo.functional.masks import valid_prefix_mask
 from specblock_zoo.structures import DraftBlock
 
@@ -103,33 +97,26 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def slot_terms(
-    logits: Float[Tensor, "rows draft_vocab"],
+    scores: SlotScores,
     rank_logits: Float[Tensor, "rows 4"],
-    teacher_logits: Float[Tensor, "rows draft_vocab"],
     supervised: Bool[Tensor, " rows"],
-    loss: str = "cross_entropy",
     rank_loss: str = "valid_prefix",
-) -> tuple[SlotTerms, Bool[Tensor, " rows"]]:
-    """Sums of one slot over rows whose earlier slots are all right, and `hit`: which rows stay right after this slot.
+) -> SlotTerms:
+    """Sums of one slot over rows whose earlier slots are all right.
 
     Args:
-        logits, rank_logits: the drafter's scores, with gradient.
-        teacher_logits: the target's logits restricted to the draft vocabulary.
-        supervised: rows that enter sums and counts; the others only continue the path through `hit`.
-        loss: key of `LOSSES`.
+        scores: of all rows, with `supervised` as their weights.
+        rank_logits: the rank head's scores, with gradient.
+        supervised: rows that enter sums and counts; the others only continue the path.
         rank_loss: key of `RANK_LOSSES`; the rows are those given, i.e. `ordinal` differs from the release in its mask.
     """
-    # `max` instead of `argmax`: a quarter of the time on bfloat16 rows (CPU, 600 x 8192).
-    teacher_token = teacher_logits.max(-1).indices
-    hit = logits.detach().max(-1).indices == teacher_token
-    buckets = rank_to_bucket(rank_of(logits.detach(), teacher_token))[supervised]
-    terms = SlotTerms(
-        draft_loss=draft_loss_sum(LOSSES[loss], logits, teacher_logits, supervised.float()),
+    buckets = rank_to_bucket(scores.target_rank)[supervised]
+    return SlotTerms(
+        draft_loss=scores.draft_loss,
         rows=supervised.sum(),
-        hits=(hit & supervised).sum(),
+        hits=((scores.drafted == scores.taught) & supervised).sum(),
         **_rank_terms(rank_logits[supervised], buckets, rank_loss),
     )
-    return terms, hit
 
 
 def _rank_terms(rank_logits: Tensor, buckets: Tensor, rank_loss: str) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from specblock_zoo.bench.records import Ratio, Results, TaskResult, read_results
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.hub.entry import ZooEntry
+from specblock_zoo.hub.plot import PLOT_FILE, results_svg
 from specblock_zoo.hub.zoo import list_entries, zoo_folder
 from specblock_zoo.targets.local import EMBEDDED_TARGETS
 
@@ -17,6 +18,7 @@ TAGS = ("speculative-decoding", "specblock", "draft-model")
 LIBRARY = "specblock-zoo"
 HUB_LICENCES = {"apache-2.0", "mit", "cc-by-4.0", "cc-by-sa-4.0", "bsd-3-clause", "llama3.1"}
 """Licence identifiers of the Hub that we write as such; any other goes under `other`, with its name."""
+OTHER_LICENCE = "other"
 BLOCK_BEGIN, BLOCK_END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
@@ -64,7 +66,9 @@ def card_data(measured: MeasuredEntry) -> ModelCardData:
         library_name=LIBRARY,
         pipeline_tag="text-generation",
         base_model=entry.target.repository,
-        **licence_fields(entry.licence),
+        license=licence_identifier(entry.licence),
+        # Written into the metadata beside `license: other` only.
+        license_name=None if licence_identifier(entry.licence) != OTHER_LICENCE else entry.licence,
         language="en",
         tags=list(TAGS),
         model_name=entry.name,
@@ -72,10 +76,9 @@ def card_data(measured: MeasuredEntry) -> ModelCardData:
     )
 
 
-def licence_fields(licence: str) -> dict[str, str]:
-    """The metadata of a licence: an identifier the Hub knows, or `other` and the name."""
-    known = licence.lower() in HUB_LICENCES
-    return {"license": licence.lower()} if known else {"license": "other", "license_name": licence}
+def licence_identifier(licence: str) -> str:
+    """The Hub's identifier of a licence, or `other`."""
+    return licence.lower() if licence.lower() in HUB_LICENCES else OTHER_LICENCE
 
 
 def drafter_card(measured: MeasuredEntry, source: str | None = None) -> ModelCard:
@@ -162,8 +165,14 @@ def zoo_table(entries: tuple[MeasuredEntry, ...]) -> str:
 
 
 def _zoo_row(measured: MeasuredEntry) -> str:
+    name, *cells = zoo_cells(measured)
+    return f"| {' | '.join((f'`{name}`', *cells))} |\n"
+
+
+def zoo_cells(measured: MeasuredEntry) -> list[str]:
+    """One line of the zoo's table: name, target, status, tau, speedup, answers equal to plain, device."""
     entry, results = measured.entry, measured.results
-    cells = [f"`{entry.name}`", entry.target.repository, entry.status]
+    cells = [entry.name, entry.target.repository, entry.status]
     if results is None:
         cells += [reported_cell(entry, "tau"), reported_cell(entry, "speedup"), "-", "not measured here"]
     else:
@@ -174,7 +183,7 @@ def _zoo_row(measured: MeasuredEntry) -> str:
             f"{task.equal}/{task.prompts}",
             f"{made.dtype}, {made.threads} threads, {made.device}",
         ]
-    return f"| {' | '.join(cells)} |\n"
+    return cells
 
 
 def reported_cell(entry: ZooEntry, figure: str) -> str:
@@ -213,17 +222,19 @@ def replace_block(document: str, block: str) -> str:
 def generated_documents(root: Path) -> dict[Path, str]:
     """Every document below `root` (a checkout) that is generated from the zoo -> what it must say.
 
-    These are each entry's `README.md`, `MODEL_CARD.md`, and the results block of `README.md`.
+    These are each entry's `README.md` and picture, `MODEL_CARD.md`, and the results block of `README.md`.
     """
     entries = measured_entries(root / "zoo")
-    documents = {root / "zoo" / m.entry.name / "README.md": _text(drafter_card(m)) for m in entries}
-    documents[root / "MODEL_CARD.md"] = _text(framework_card(entries))
+    documents = {root / "zoo" / m.entry.name / "README.md": card_text(drafter_card(m)) for m in entries}
+    documents |= {root / "zoo" / m.entry.name / PLOT_FILE: results_svg(m.results) for m in entries if m.results}
+    documents[root / "MODEL_CARD.md"] = card_text(framework_card(entries))
     readme = root / "README.md"
     documents[readme] = replace_block(readme.read_text(encoding="utf-8"), zoo_table(entries))
     return documents
 
 
-def _text(card: ModelCard) -> str:
+def card_text(card: ModelCard) -> str:
+    """A card as its file says it."""
     return str(card).rstrip() + "\n"
 
 

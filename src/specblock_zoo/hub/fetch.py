@@ -114,12 +114,14 @@ def explained(repository: str, revision: str | None = None) -> Iterator[None]:
         ) from error
     except EntryNotFoundError as error:
         raise UnknownNameError(f"{repository} has no config.json; expected a drafter's.", FETCH_HINT) from error
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except (HfHubHTTPError, httpx.HTTPError, OSError, RuntimeError) as error:
         raise http_error(repository, error) from error
 
 
 def http_error(repository: str, error: Exception) -> SpecBlockError:
-    """The error for a failed exchange with the Hub."""
+    """The error for a failed exchange with the Hub; the client wraps those of uploads in a `RuntimeError`."""
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if status in (401, 403):
         return AccessError(

@@ -3,7 +3,7 @@
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specblock_zoo.errors import TargetMismatchError
-from specblock_zoo.inference.hf_generate import check_fits
+from specblock_zoo.inference.refusals import check_fits
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.targets.identity import tokenizer_sha256
 
@@ -22,7 +22,8 @@ def check_pair(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, draft
         raise TargetMismatchError(
             f"The target's tokenizer hashes to {found[:12]}...; the drafter was trained with {recorded[:12]}... "
             f"(target {drafter.config.target_name}).",
-            "Load the tokenizer of that target as it was: tokens or chat template have changed since.",
+            "Load that target's tokenizer as it was: tokens or chat template differ. "
+            "If you know that the tokens agree, set drafter.config.tokenizer_hash = None.",
         )
 
 

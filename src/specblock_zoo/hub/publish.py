@@ -11,15 +11,16 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from specblock_zoo.bench.records import RESULTS_FILE, Results, read_results
 from specblock_zoo.data.records import read_records
 from specblock_zoo.errors import PublishError
-from specblock_zoo.hub.card import MeasuredEntry, drafter_card
+from specblock_zoo.hub.card import MeasuredEntry, card_text, drafter_card
 from specblock_zoo.hub.entry import ENTRY_FILE, ZooEntry, parse_name, read_entry
 from specblock_zoo.hub.fetch import explained, is_repository
+from specblock_zoo.hub.plot import PLOT_FILE, results_svg
 from specblock_zoo.hub.verify import verify
 
 Kind = Literal["model", "dataset"]
 CARD_FILE = "README.md"
 NO_LICENCE = re.compile(r"\b(unclear|unknown|none|tbd|proprietary)\b|^\?*$", re.IGNORECASE)
-EXTRA_FILES = ("records.jsonl", "results.svg", "model.safetensors.index.json")
+EXTRA_FILES = ("records.jsonl", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True)
@@ -110,22 +111,27 @@ def plan_drafter(folder: Path, repo: str) -> Publication:
             f"{folder} has no {ENTRY_FILE}; a drafter is published with its provenance.",
             f"Write {ENTRY_FILE} and complete it with scripts/seal_entry.py.",
         )
-    entry, results = read_entry(folder), read_results(folder)
+    entry = read_entry(folder)
     fault = verify(entry, folder).fault
     if fault is not None:
         raise fault
-    check_publishable(entry, results)
-    card = str(drafter_card(MeasuredEntry(entry, results), source=repo)).rstrip() + "\n"
+    results = publishable_results(entry, read_results(folder))
+    card = card_text(drafter_card(MeasuredEntry(entry, results), source=repo))
+    drawn = (PlannedFile(CARD_FILE, card.encode()), PlannedFile(PLOT_FILE, results_svg(results).encode()))
     named = [ENTRY_FILE, RESULTS_FILE, *entry.files, *(name for name in EXTRA_FILES if (folder / name).is_file())]
     files = [PlannedFile(name, folder / name) for name in dict.fromkeys(named)]
     tag = entry.name.removeprefix(f"specblock-{parse_name(entry.name).target}.")
     return Publication(
-        "model", entry.name, (PlannedFile(CARD_FILE, card.encode()), *files), tag, replaces=(".safetensors", ".safetensors.index.json")
+        "model",
+        entry.name,
+        (*drawn, *files),
+        tag,
+        replaces=(".safetensors", ".safetensors.index.json"),
     )
 
 
-def check_publishable(entry: ZooEntry, results: Results | None) -> None:
-    """Raises `PublishError` with the first reason not to publish an entry."""
+def publishable_results(entry: ZooEntry, results: Results | None) -> Results:
+    """The results of an entry that may be published. Raises `PublishError` with the first reason why it may not."""
     if entry.status != "trained" or entry.training is None:
         raise PublishError(
             f"{entry.name} has the status {entry.status!r}; only weights trained by whoever publishes them are sent.",
@@ -141,6 +147,7 @@ def check_publishable(entry: ZooEntry, results: Results | None) -> None:
                 f"{entry.name} was {what} at commit {commit!r}; expected a clean one that others can check out.",
                 "Commit the changes and repeat that step.",
             )
+    return results
 
 
 def check_licence(what: str, licence: str) -> None:

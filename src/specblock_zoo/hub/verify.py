@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import safe_open
+from torch import Tensor
 
 from specblock_zoo.bench.records import Results, read_results
 from specblock_zoo.errors import ConfigurationError, SpecBlockError
@@ -69,7 +70,7 @@ def check_config(entry: ZooEntry, config: SpecBlockConfig) -> None:
 def check_tensors(config: SpecBlockConfig, folder: Path) -> None:
     """Raises `WeightsMismatchError` or `VocabularyMismatchError`; reads headers and the two vocabulary tables only."""
     check_shapes(published.shapes_of(published.skeleton(SpecBlockDrafter, config)), read_shapes(folder), folder)
-    tables = {}
+    tables: dict[str, Tensor] = {}
     for file in weight_files(folder):
         with safe_open(file, framework="pt") as opened:
             held = set(opened.keys())

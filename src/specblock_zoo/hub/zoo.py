@@ -123,12 +123,19 @@ def refuse_recipe(entry: ZooEntry) -> None:
         )
 
 
-def load_drafter(name_or_folder: str | Path, dtype: torch.dtype = torch.float32) -> SpecBlockDrafter:
+def load_drafter(
+    name_or_folder: str | Path, dtype: torch.dtype = torch.float32, revision: str | None = None
+) -> SpecBlockDrafter:
     """Loads a drafter by zoo name, Hub repository or folder, ready to draft; listed files are checked first.
+
+    Args:
+        name_or_folder, revision: see `SpecBlockDrafter.from_pretrained`.
+        dtype: of the weights; take the target's.
 
     Raises:
         UnknownNameError: the name is not in the zoo.
         WeightsMismatchError: a file is absent or changed.
     """
-    drafter: SpecBlockDrafter = SpecBlockDrafter.from_pretrained(name_or_folder, dtype=dtype)
+    options = {"revision": revision} if revision else {}
+    drafter: SpecBlockDrafter = SpecBlockDrafter.from_pretrained(name_or_folder, dtype=dtype, **options)
     return drafter

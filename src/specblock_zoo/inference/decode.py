@@ -1,80 +1,136 @@
-"""The decode loop: draft, verify, commit, refresh."""
+"""The decode loop: draft, verify, commit, refresh; for one row or for several over one target cache."""
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from specblock_zoo.functional.acceptance import Choose, walk
 from specblock_zoo.inference.cache import DrafterCache
 from specblock_zoo.inference.grow import Limits, Pairs, grow_tree, refresh
 from specblock_zoo.inference.text import Text
 from specblock_zoo.inference.vanilla import NO_DRAFT
-from specblock_zoo.inference.verify import Prompt, Reading, Verifier
+from specblock_zoo.inference.verify import Prompt, Verifier
 from specblock_zoo.models.base import Drafter
-from specblock_zoo.structures import Round, TreeSettings
+from specblock_zoo.structures import DraftTree, Round, TreeSettings
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence of a generate call, between two rounds.
+
+    Attributes:
+        text: what was committed, the prompt included.
+        root: last committed token, the root of the next tree.
+        pairs: committed pairs that the drafter has not seen yet.
+        drafter_cache: the drafter's memory of the pairs before them.
+    """
+
+    text: Text
+    root: int
+    pairs: Pairs
+    drafter_cache: DrafterCache = field(default_factory=DrafterCache)
+
+    def after(self, features: Tensor, committed: Sequence[int]) -> "Row":
+        """The row once `committed` tokens were added; `features` `[1, n, taps * hidden]` of the tokens before each."""
+        tokens = torch.tensor([committed], device=features.device)
+        position = self.pairs.first_position + self.pairs.tokens.shape[1]
+        return replace(self, root=committed[-1], pairs=Pairs(features, tokens, position))
 
 
 @dataclass(frozen=True)
 class Session:
-    """Everything one generate call works with; `drafter_cache` starts empty and `text` with the prompt."""
+    """Everything one generate call works with."""
 
     drafter: Drafter
     verifier: Verifier
-    text: Text
     settings: TreeSettings
-    drafter_cache: DrafterCache
 
 
 @torch.no_grad()
-def prefill(session: Session, prompt: Prompt) -> tuple[Pairs, bool]:
-    """Reads the prompt and commits the first token; returns the drafter's first pairs, and whether the text ended."""
+def prefill(session: Session, prompt: Prompt, texts: Sequence[Text]) -> list[Row]:
+    """Reads the prompts and commits each row's first token; returns the rows whose text goes on."""
     reading = session.verifier.read(prompt)
-    token, finished = session.text.choose(reading.logits[-1])
-    features, positions, ids = reading.features, prompt.positions, prompt.ids
-    if prompt.mask is not None:
-        real = prompt.mask[0, -ids.shape[1] :]
-        features, positions, ids = features[:, real], positions[:, real], ids[:, real]
-    tokens = torch.cat((ids[:, 1:], ids.new_tensor([[token]])), dim=1)
-    return Pairs(features, tokens, int(positions[0, 0])), finished
+    new = prompt.ids.shape[1]
+    rows, going_on = [], []
+    for index, text in enumerate(texts):
+        token, finished = text.choose(reading.logits[index, -1])
+        if finished:
+            continue
+        real = slice(None) if prompt.mask is None else prompt.mask[index, -new:]
+        features, positions = reading.features[index : index + 1, real], prompt.positions[index, real]
+        ids = prompt.ids[index : index + 1, real]
+        tokens = torch.cat((ids[:, 1:], ids.new_tensor([[token]])), dim=1)
+        rows.append(Row(text, token, Pairs(features, tokens, int(positions[0]))))
+        going_on.append(index)
+    if rows:
+        session.verifier.narrow(going_on)
+    return rows
 
 
 @torch.no_grad()
-def decode(session: Session, pairs: Pairs) -> Iterator[Round]:
-    """Rounds until the text ends. `pairs`: what `prefill` returned."""
-    drafter, verifier, text, cache = session.drafter, session.verifier, session.text, session.drafter_cache
-    finished = False
-    while not finished:
+def decode(session: Session, rows: Sequence[Row]) -> Iterator[Round]:
+    """Rounds until every text has ended, one per row and target forward. `rows`: what `prefill` returned."""
+    verifier = session.verifier
+    while rows:
         laps = Laps(verifier.model.device)
-        root, position = int(pairs.tokens[0, -1]), pairs.first_position + pairs.tokens.shape[1] - 1
-        tree, calls = NO_DRAFT, 0
-        if text.remaining > 1:
-            first = refresh(drafter, cache, pairs)
-            tree, calls = grow_tree(drafter, cache, first, position, Limits(session.settings, text.remaining - 1))
-        draft_ms = laps.lap()
-        reading = verifier.judge(root, tree)
-        verify_ms = laps.lap()
-        verdict = walk(tree, chooser(text, reading))
-        rows = verifier.commit(tree, verdict)
-        tokens = torch.tensor([verdict.committed_tokens], device=reading.features.device)
-        pairs = Pairs(reading.features[:, rows], tokens, position + 1)
-        finished = verdict.finished
-        yield Round(tree, verdict, draft_ms, verify_ms, laps.lap(), calls)
+        drafts = [draft(session, row) for row in rows]
+        trees = [tree for tree, _ in drafts]
+        draft_ms = laps.lap() / len(rows)
+        reading = verifier.judge([row.root for row in rows], trees)
+        verify_ms = laps.lap() / len(rows)
+        verdicts = list(map(walk, trees, choosers([row.text for row in rows], reading.logits)))
+        kept = verifier.commit(trees, verdicts)
+        rows = [
+            row.after(reading.features[index : index + 1, kept[index]], verdict.committed_tokens)
+            for index, (row, verdict) in enumerate(zip(rows, verdicts, strict=True))
+        ]
+        going_on = [index for index, verdict in enumerate(verdicts) if not verdict.finished]
+        if going_on:
+            verifier.narrow(going_on)
+        rows = [rows[index] for index in going_on]
+        other_ms = laps.lap() / len(trees)
+        for (tree, calls), verdict in zip(drafts, verdicts, strict=True):
+            yield Round(tree, verdict, draft_ms, verify_ms, other_ms, calls)
 
 
-def chooser(text: Text, reading: Reading) -> Choose:
-    """How the walk learns the target's token at a row.
+def draft(session: Session, row: Row) -> tuple[DraftTree, int]:
+    """Refreshes the drafter's memory of a row and grows a tree; returns it and the drafter forwards spent."""
+    pairs, room = row.pairs, session.verifier.room
+    if row.text.remaining <= 1 or room < 1:
+        return NO_DRAFT, 0
+    first = refresh(session.drafter, row.drafter_cache, pairs)
+    settings = session.settings
+    if room < settings.max_nodes:
+        settings = replace(settings, max_nodes=room)
+    position = pairs.first_position + pairs.tokens.shape[1] - 1
+    return grow_tree(session.drafter, row.drafter_cache, first, position, Limits(settings, row.text.remaining - 1))
 
-    Rows are looked at lazily; only where each look costs a device transfer, and the best token is all that is needed,
-    all rows are reduced at once. On a CPU the argmax of 24 rows of 49k logits costs more than the rest of the walk.
+
+def choosers(texts: Sequence[Text], logits: Tensor) -> list[Choose]:
+    """How each row's walk learns the target's token at a node of its tree.
+
+    Nodes are looked at lazily; only where each look costs a device transfer, and the best token is all that is needed,
+    all are reduced at once. On a CPU the argmax of 24 rows of 49k logits costs more than the rest of the walk.
+
+    Args:
+        logits: `[rows, nodes, vocab]`.
     """
-    if not text.rules.need_only_best:
-        return lambda row: text.choose(reading.logits[row])
-    if reading.logits.device.type == "cpu":
-        return lambda row: text.commit_best(int(reading.logits[row].argmax()))
-    best = reading.logits.argmax(-1).tolist()
-    return lambda row: text.commit_best(best[row])
+    if logits.device.type != "cpu" and all(text.rules.need_only_best for text in texts):
+        return [_known(text, best) for text, best in zip(texts, logits.argmax(-1).tolist(), strict=True)]
+    return [_lazy(text, row) for text, row in zip(texts, logits, strict=True)]
+
+
+def _known(text: Text, best: list[int]) -> Choose:
+    return lambda node: text.commit_best(best[node])
+
+
+def _lazy(text: Text, logits: Tensor) -> Choose:
+    if text.rules.need_only_best:
+        return lambda node: text.commit_best(int(logits[node].argmax()))
+    return lambda node: text.choose(logits[node])
 
 
 class Laps:

@@ -18,10 +18,10 @@ def decode_plain(verifier: Verifier, text: Text, prompt: Prompt) -> Iterator[int
 
     Each forward gets an explicit mask, which on CPUs is the quicker kernel, so that a baseline timed with it is fair.
     """
-    token, finished = text.choose(verifier.read(prompt).logits[-1])
+    token, finished = text.choose(verifier.read(prompt).logits[0, -1])
     yield token
     while not finished:
-        reading = verifier.judge(token, NO_DRAFT)
-        verifier.commit(NO_DRAFT, Verdict((), (token,), False))
-        token, finished = text.choose(reading.logits[0])
+        reading = verifier.judge([token], [NO_DRAFT])
+        verifier.commit([NO_DRAFT], [Verdict((), (token,), False)])
+        token, finished = text.choose(reading.logits[0, 0])
         yield token

@@ -1,17 +1,32 @@
-"""Judge a draft tree with one target forward, and keep of the target's cache what was accepted."""
+"""Judge draft trees with one target forward, and keep of the target's cache what was accepted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from specblock_zoo.functional.masks import additive, tree_mask
-from specblock_zoo.functional.tree import ancestor_matrix
+from specblock_zoo.functional.masks import additive
+from specblock_zoo.inference import columns as at
+from specblock_zoo.inference import target_cache
+from specblock_zoo.inference.versions import CACHE_NAME
 from specblock_zoo.structures import DraftTree, Verdict
 from specblock_zoo.targets.capture import forward_with_taps
+from specblock_zoo.targets.registry import family_of
+
+HOLE_SHARE, FEW_HOLES = 0.25, 32
+"""Moving columns together copies the cache once; a quarter of it hidden costs that much again within four rounds."""
+
+
+class Form(Enum):
+    """How an attention implementation is told who sees whom."""
+
+    ADDITIVE = "a term of the scores"
+    BLOCK = "a flex-attention BlockMask"
+    CAUSAL = "nothing: it is causal, so it can judge chains only"
 
 
 @dataclass(frozen=True)
@@ -19,9 +34,9 @@ class Prompt:
     """The tokens a target still has to read, and what it has read already.
 
     Attributes:
-        ids: int64 `[1, n]`, tokens that are not in the cache yet.
-        mask: bool `[1, past + n]`, False for padding; None = no padding.
-        positions: int64 `[1, n]`.
+        ids: int64 `[rows, n]`, tokens that are not in the cache yet.
+        mask: bool `[rows, past + n]`, False for padding; None = no padding.
+        positions: int64 `[rows, n]`.
     """
 
     ids: Tensor
@@ -31,67 +46,135 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the target says about the rows of a forward: logits `[rows, vocab]`, features `[1, rows, taps * hidden]`."""
+    """What the target says about the tokens of a forward.
+
+    Attributes:
+        logits: `[rows, tokens, vocab]`.
+        features: `[rows, tokens, taps * hidden]`.
+    """
 
     logits: Tensor
     features: Tensor
 
 
-def compact(cache: Cache, rows: int, keep: Sequence[int]) -> None:
-    """Of the last `rows` cached columns keeps those named by `keep` (ascending), moved together; drops the rest."""
-    if list(keep) != list(range(len(keep))):
-        for states in _states(cache):
-            index = torch.tensor(keep, device=states.device)
-            block = states[..., states.shape[-2] - rows :, :]
-            block[..., : len(keep), :] = block.index_select(-2, index)
-    if rows > len(keep):
-        cache.crop(len(keep) - rows)
-
-
-def _states(cache: Cache) -> Iterator[Tensor]:
-    """Keys and values of every layer that holds some."""
-    for layer in cache.layers:
-        for states in (getattr(layer, "keys", None), getattr(layer, "values", None)):
-            if isinstance(states, Tensor):
-                yield states
-
-
 class Verifier:
-    """The target in the role of judging trees: its cache always holds the committed text but the last token."""
+    """The target in the role of judging trees: its cache always holds the committed texts but their last tokens."""
 
-    def __init__(self, model: PreTrainedModel, tap_layers: Sequence[int], cache: Cache) -> None:
-        self.model = model
-        self.tap_layers = tuple(tap_layers)
-        self.cache = cache
-        self._padding: Tensor | None = None
-        self._root_position = 0
+    def __init__(
+        self, model: PreTrainedModel, tap_layers: Sequence[int], cache: Cache, form: Form = Form.ADDITIVE
+    ) -> None:
+        self.model, self.tap_layers, self.cache, self.form = model, tuple(tap_layers), cache, form
+        self._family = family_of(model.config)
+        self._windows = self._family.attention_windows(model.config)
+        self._recording: list[Any] = []
+        # None: one row, no padding, and so column i holds token i.
+        self._columns: Tensor | None = None
+        self._held, self._ragged = 0, False
+        # Per row: place of the root in the text, its position, and how many columns are visible.
+        self._roots: list[int] = []
+        self._positions: list[int] = []
+        self._seen: list[int] = []
+
+    @property
+    def room(self) -> int:
+        """Nodes, root not counted, that the cache has room for in the next forward."""
+        return target_cache.capacity(self.cache) - self._held - 1
 
     def read(self, prompt: Prompt) -> Reading:
         """Reads the prompt; logits only at its last token."""
-        self._padding = prompt.mask[0].cpu() if prompt.mask is not None else None
-        self._root_position = int(prompt.positions[0, -1]) + 1
+        rows, length = prompt.ids.shape[0], int(self.cache.get_seq_length()) + prompt.ids.shape[1]
+        plain = prompt.mask is None and rows == 1
+        self._columns = None if plain else at.text_columns(rows, length, prompt.mask).to(prompt.ids.device)
+        self._held, self._ragged, self._roots = length, rows > 1, rows * [length]
+        self._positions = [last + 1 for last in prompt.positions[:, -1].tolist()]
+        self._seen = rows * [length] if prompt.mask is None else prompt.mask.sum(1).tolist()
         mask = None if prompt.mask is None else prompt.mask.long()
-        return self._forward(prompt.ids, attention_mask=mask, position_ids=prompt.positions, logits_to_keep=1)
+        inputs = {"attention_mask": mask, "position_ids": prompt.positions, "logits_to_keep": 1}
+        reading = self._forward(input_ids=prompt.ids, **inputs)
+        self._recording = target_cache.start_recording(self.cache)
+        return reading
 
-    def judge(self, root: int, tree: DraftTree) -> Reading:
-        """One forward over the root and all nodes; row 0 is the root, row j + 1 is node j."""
-        device, past = self.model.device, int(self.cache.get_seq_length())
-        rows = torch.tensor([[root, *tree.tokens.tolist()], [0, *tree.depths.tolist()]]).to(device)
-        visible = tree_mask(ancestor_matrix(tree.parents.tolist()), past)
-        if self._padding is not None:
-            visible[:, : self._padding.shape[0]] &= self._padding
-        # Additive and in the target's dtype: eager attention adds the mask, and would add a bool one too.
-        mask = additive(visible, self.model.dtype)[None, None].to(device)
-        return self._forward(rows[:1], attention_mask=mask, position_ids=rows[1:] + self._root_position)
+    def judge(self, roots: Sequence[int], trees: Sequence[DraftTree]) -> Reading:
+        """One forward over each row's root and nodes; token 0 is the root, token j + 1 is node j."""
+        tokens, depths, ancestors = at.lined_up(trees)
+        ids = [[root, *nodes] for root, nodes in zip(roots, tokens, strict=True)]
+        positions = [[first + depth for depth in row] for first, row in zip(self._positions, depths, strict=True)]
+        places = [[first + depth for depth in row] for first, row in zip(self._roots, depths, strict=True)]
+        packed = torch.tensor([ids, positions, places]).to(self.model.device)
+        mask = self._causal_mask(len(ids[0])) if self.form is Form.CAUSAL else self._tree_masks(packed[2], ancestors)
+        return self._forward(input_ids=packed[0], attention_mask=mask, position_ids=packed[1])
 
-    def commit(self, tree: DraftTree, verdict: Verdict) -> list[int]:
-        """Keeps the root and the accepted nodes whose successor was committed too; returns their rows."""
-        kept = [0, *(node + 1 for node in verdict.accepted_nodes)][: len(verdict.committed_tokens)]
-        compact(self.cache, len(tree) + 1, kept)
-        self._root_position += len(kept)
-        return kept
+    def commit(self, trees: Sequence[DraftTree], verdicts: Sequence[Verdict]) -> list[list[int]]:
+        """Keeps each root and the accepted nodes whose successor was committed too; returns their tokens' numbers."""
+        keep = [
+            [0, *(node + 1 for node in verdict.accepted_nodes)][: len(verdict.committed_tokens)] for verdict in verdicts
+        ]
+        counts = [len(each) for each in keep]
+        target_cache.compact(self.cache, self._held, max(map(len, trees)) + 1, keep)
+        if self._columns is not None:
+            self._columns = at.with_rows(self._columns, self._roots, counts)
+        self._held += max(counts)
+        self._roots, self._positions, self._seen = (
+            [before + count for before, count in zip(each, counts, strict=True)]
+            for each in (self._roots, self._positions, self._seen)
+        )
+        return keep
 
-    def _forward(self, ids: Tensor, **inputs: Any) -> Reading:
-        inputs |= {"input_ids": ids, "cache": self.cache, "use_cache": True}
+    def narrow(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, and moves their columns together where holes and padding cost more than that."""
+        if not self._ragged or self._columns is None:
+            return
+        if len(rows) < len(self._roots):
+            index = torch.tensor(rows, device=self._columns.device)
+            self.cache.batch_select_indices(index)
+            self._columns = self._columns[index]
+            self._roots, self._positions, self._seen = (
+                [each[row] for row in rows] for each in (self._roots, self._positions, self._seen)
+            )
+        longest = max(self._seen)
+        if self._held - longest > max(FEW_HOLES, HOLE_SHARE * self._held):
+            order = at.gather_order(self._columns, longest)
+            target_cache.rearrange(self.cache, order)
+            self._columns, self._held = self._columns.gather(1, order), longest
+
+    def close(self) -> None:
+        """Leaves the cache's layers as they were found."""
+        for layer in self._recording:
+            layer.record_past = False
+
+    def _causal_mask(self, count: int) -> Tensor | None:
+        if self._columns is None:
+            return None
+        seen = self._columns >= 0
+        return torch.cat((seen, seen.new_ones(len(seen), count)), dim=1).long()
+
+    def _tree_masks(self, places: Tensor, ancestors: Tensor) -> Any:
+        """One mask, or one per kind of layer, as the target's decoder wants it."""
+        ancestors, columns = ancestors.to(places.device), self._columns
+        if columns is None:
+            columns = torch.arange(self._held, device=places.device)[None]
+        kinds = getattr(self.model.config, "layer_types", None) or list(self._windows)
+        masks = {}
+        for kind, window in self._windows.items():
+            keys, offset = self.cache.get_mask_sizes(places.shape[1], kinds.index(kind))
+            seen = at.visible(columns[:, offset:], places, ancestors, window)
+            # Static layers show their whole buffer.
+            seen = torch.nn.functional.pad(seen, (0, keys - seen.shape[-1]))
+            masks[kind] = _formed(seen, self.form, self.model.dtype)
+        return masks if self._family.mask_by_layer_type else next(iter(masks.values()))
+
+    def _forward(self, **inputs: Any) -> Reading:
+        inputs |= {CACHE_NAME: self.cache, "use_cache": True}
         outputs, features = forward_with_taps(self.model, self.tap_layers, **inputs)
-        return Reading(outputs["logits"][0], features.features)
+        return Reading(outputs["logits"], features.features)
+
+
+def _formed(seen: Tensor, form: Form, dtype: torch.dtype) -> Any:
+    if form is Form.ADDITIVE:
+        # Additive and in the target's dtype: eager attention adds the mask, and would add a bool one too.
+        return additive(seen, dtype)[:, None]
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(
+        lambda row, _, query, key: seen[row, query, key], len(seen), None, *seen.shape[1:], device=seen.device
+    )

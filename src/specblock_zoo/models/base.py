@@ -15,11 +15,13 @@ class Drafter(nn.Module, ABC):
 
     A drafter has no token embeddings of its own: it borrows the target's (`attach`), so they are neither saved nor
     copied.
-    `last_stats` is set by each generate call (see `inference.decode.DecodeStats`).
+    `last_stats` is set by each generate call (see `inference.stats.DecodeStats`). `strict` refuses a target that cannot
+    judge trees, instead of drafting chains for it.
     """
 
     config: Any
     last_stats: Any = None
+    strict: bool = False
     _embedding: Tensor | None = None
 
     def attach(self, embedding: Tensor) -> None:

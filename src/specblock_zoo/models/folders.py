@@ -35,15 +35,15 @@ def fresh_folder(out: Path) -> Iterator[Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, by name.
+    """The files `model.safetensors` or `model-00001-of-....safetensors` of a folder, by name.
 
     Raises:
         WeightsMismatchError: there is none; other formats are not read, because they may run code.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise WeightsMismatchError(
-            f"{folder} has no safetensors file.", "Save the weights as safetensors: drafter.save_pretrained(folder)."
+            f"{folder} has no model*.safetensors file.", "Save the weights as safetensors: drafter.save_pretrained(folder)."
         )
     return files
 

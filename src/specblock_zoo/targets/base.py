@@ -46,6 +46,7 @@ class TargetFamily:
         model_types: values of `config.model_type` that belong to it.
         config_class, model_class: the transformers classes that tests build tiny targets from.
         tiny_facts: keyword arguments of the family's smallest useful config.
+        mask_by_layer_type: whether the decoder takes ready-made attention masks as a dict by layer type, else one mask.
     """
 
     name: str
@@ -53,6 +54,7 @@ class TargetFamily:
     config_class: type[PreTrainedConfig]
     model_class: type[PreTrainedModel]
     tiny_facts: tuple[tuple[str, Any], ...]
+    mask_by_layer_type: bool = False
 
     def tap_layers(self, config: PreTrainedConfig) -> tuple[int, ...]:
         """Default tap layers of a target with this config."""
@@ -79,10 +81,22 @@ class TargetFamily:
         """Rows of the language-model head `[vocab, hidden]`, the live parameter; these families have no head bias."""
         return cast(nn.Linear, model.get_output_embeddings()).weight
 
-    def full_attention_only(self, config: PreTrainedConfig) -> bool:
-        """Whether every layer attends to the whole prefix, so that a 4-D tree mask and cache compaction are exact."""
-        kinds = getattr(config, "layer_types", None) or ["full_attention"]
-        return set(kinds) == {"full_attention"}
+    def attention_windows(self, config: PreTrainedConfig) -> dict[str, int | None]:
+        """How far back each kind of layer looks, in tokens, itself included; None = the whole prefix.
+
+        Raises:
+            ConfigurationError: layers that attend in another way, of which a draft tree cannot be verified.
+        """
+        window = getattr(config, "sliding_window", None)
+        default = "full_attention" if window is None else "sliding_attention"
+        kinds = set(getattr(config, "layer_types", None) or [default])
+        known = {"full_attention": None, "sliding_attention": window}
+        if not kinds <= set(known):
+            raise ConfigurationError(
+                f"The target has layers of kind {', '.join(sorted(kinds - set(known)))}; known: {', '.join(known)}.",
+                "Use a target whose layers all attend to a prefix or a window of it.",
+            )
+        return {kind: known[kind] for kind in sorted(kinds)}
 
     def tiny_config(self, **overrides: Any) -> PreTrainedConfig:
         """A config small enough for a test on one core and of the family's real shape (grouped heads, no head bias)."""

@@ -31,7 +31,8 @@ class TargetIdentity:
         name: as the user named it; informative, a folder may move.
         revision: Hub commit, where there is one.
         weights_sha256: of the local weight files, where there is no revision.
-        config_sha256, tokenizer_sha256: of the facts that change states and token ids.
+        config_sha256, tokenizer_sha256: of the facts that change states and token ids; the chat template is one.
+        template_sha256: of the chat template alone, to tell which of the two changed.
     """
 
     name: str
@@ -39,6 +40,7 @@ class TargetIdentity:
     weights_sha256: str | None
     config_sha256: str
     tokenizer_sha256: str
+    template_sha256: str | None = None
 
 
 def _sha256_of_json(value: object) -> str:
@@ -75,4 +77,5 @@ def identify(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
         weights_sha256=weights_sha256(folder) if model.config.name_or_path and folder.is_dir() else None,
         config_sha256=config_sha256(model.config),
         tokenizer_sha256=tokenizer_sha256(tokenizer),
+        template_sha256=_sha256_of_json(tokenizer.chat_template),
     )

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import GatedRepoError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from specblock_zoo.errors import ConfigurationError, MissingPackageError
+from specblock_zoo.errors import AccessError, ConfigurationError, MissingPackageError
 
 DEFAULT_CACHE_DIR = Path("~/.cache/specblock_zoo")
 
@@ -115,8 +116,21 @@ def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None) -> st
     return str(folder)
 
 
+def _is_gated(cause: BaseException | None) -> bool:
+    while cause is not None:
+        if isinstance(cause, GatedRepoError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 def _explain(name: str, cause: Exception) -> Exception:
     embedded = EMBEDDED_TARGETS.get(name)
+    if _is_gated(cause):
+        return AccessError(
+            f"The target {name!r} is gated, and your account has not been let in.",
+            f"Accept its terms at https://huggingface.co/{name}, then run: hf auth login",
+        )
     if embedded is None:
         return ConfigurationError(
             f"The target {name!r} cannot be loaded: {str(cause).splitlines()[0]}",
@@ -145,6 +159,7 @@ def load_target(
 
     Raises:
         MissingPackageError: an embedded target whose package is absent and whose repository cannot be reached.
+        AccessError: the repository is gated.
         ConfigurationError: the folder or repository cannot be read.
     """
     source = resolve(name_or_path, cache_dir)

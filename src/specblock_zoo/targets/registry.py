@@ -6,10 +6,25 @@ from transformers import PreTrainedConfig
 
 from specblock_zoo.errors import UnknownNameError
 from specblock_zoo.targets.base import TargetFamily
+from specblock_zoo.targets.gemma2 import GEMMA2
+from specblock_zoo.targets.gemma3 import GEMMA3
+from specblock_zoo.targets.gpt_oss import GPT_OSS
 from specblock_zoo.targets.llama import LLAMA
+from specblock_zoo.targets.mistral import MISTRAL
+from specblock_zoo.targets.qwen2 import QWEN2
 from specblock_zoo.targets.qwen3 import QWEN3
+from specblock_zoo.targets.qwen3_moe import QWEN3_MOE
 
-FAMILIES: dict[str, TargetFamily] = {"llama": LLAMA, "qwen3": QWEN3}
+FAMILIES: dict[str, TargetFamily] = {
+    "llama": LLAMA,
+    "qwen3": QWEN3,
+    "qwen2": QWEN2,
+    "mistral": MISTRAL,
+    "gemma3": GEMMA3,
+    "gemma2": GEMMA2,
+    "gpt_oss": GPT_OSS,
+    "qwen3_moe": QWEN3_MOE,
+}
 
 
 def family_of(config: PreTrainedConfig) -> TargetFamily:

@@ -2,19 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
-from specblock_zoo.data.manifest import Manifest
 from specblock_zoo.errors import CacheMismatchError, ConfigurationError, UnknownNameError
 from specblock_zoo.functional.losses import LOSSES, RANK_LOSSES
 from specblock_zoo.models.specblock import SpecBlockConfig
 from specblock_zoo.structures import TreeSettings
-from specblock_zoo.targets.identity import TargetIdentity
 from specblock_zoo.training.rollout import RolloutSettings
 
 # How a drafter drafts, and where it comes from: may differ between a checkpoint and the run that continues it.
@@ -25,26 +21,6 @@ FREE_FIELDS = {field.name for field in fields(TreeSettings)} | {
     "vocab_coverage",
 }
 DRAFTER_FIELDS = sorted(SpecBlockConfig.__annotations__)
-
-
-def check_cache(manifest: Manifest, folder: str | Path, identity: TargetIdentity, config: PreTrainedConfig) -> None:
-    """Raises `CacheMismatchError`, naming both values, unless the cache was built with exactly this target.
-
-    Weights are compared by hash where both are local files, by Hub commit where both have one; a cache built from the
-    Hub and a target read from a folder can only be compared by configuration and tokenizer.
-    """
-    hashes = {"target_revision": identity.revision, "weights_sha256": identity.weights_sha256}
-    found = vars(manifest.fingerprint)
-    comparable = {name: value for name, value in hashes.items() if value is not None and found[name] is not None}
-    manifest.require(
-        Path(folder),
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        vocab_size=config.vocab_size,
-        config_sha256=identity.config_sha256,
-        tokenizer_sha256=identity.tokenizer_sha256,
-        **comparable,
-    )
 
 
 def check_objective(settings: RolloutSettings) -> None:

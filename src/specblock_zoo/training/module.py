@@ -20,11 +20,12 @@ from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
 from specblock_zoo.targets.identity import identify
 from specblock_zoo.targets.local import load_target
 from specblock_zoo.targets.registry import family_of
-from specblock_zoo.training.checks import check_cache, check_objective, check_same_drafter, check_same_vocabulary
+from specblock_zoo.training.checks import check_objective, check_same_drafter, check_same_vocabulary
 from specblock_zoo.training.initialise import copy_last_layers, drafter_config, fit_first_state
 from specblock_zoo.training.metrics import ReportMetric
-from specblock_zoo.training.rollout import RolloutSettings, Teacher, rollout
+from specblock_zoo.training.rollout import RolloutSettings, rollout
 from specblock_zoo.training.schedules import warmup_cosine
+from specblock_zoo.training.teachers import TEACHERS
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class DrafterModule(LightningModule):
             return
         data = self._data()
         model, tokenizer = load_target(self.target, torch.float32)
-        check_cache(data.manifest, data.cache_dir, identify(self.target, model, tokenizer), model.config)
+        data.manifest.require_target(data.cache_dir or "online", identify(self.target, model, tokenizer), model.config)
+        self.teacher = data.manifest.fingerprint.teacher
         vocab = data.vocab_map()
         if self.drafter is None:
             self.drafter = self._new_drafter(model, data, vocab)
@@ -187,7 +189,8 @@ class DrafterModule(LightningModule):
         # A borrowed tensor does not follow the module between devices; the buffer does.
         self.drafter.attach(self.token_embedding)
         generator = torch.Generator().manual_seed(mix_seed(self.seed, draw, self.global_rank))
-        return rollout(self.drafter, batch, Teacher(self.teacher_head, self.draft_ids), self.objective, generator)
+        teacher = TEACHERS[self.teacher](self.teacher_head, self.draft_ids)
+        return rollout(self.drafter, batch, teacher, self.objective, generator)
 
     def _new_drafter(self, target: PreTrainedModel, data: FeatureDataModule, vocab: VocabMap) -> SpecBlockDrafter:
         manifest = data.manifest

@@ -12,11 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specblock_zoo.functional.head import HeadSettings, score_slot
+from specblock_zoo.functional.losses import LOSSES
 from specblock_zoo.functional.objective import LossReport, SlotTerms, slot_terms
 from specblock_zoo.models.decoder import Mix, masked_attention, split_attention
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.models.specblock.modeling_specblock import remember
 from specblock_zoo.structures import KeyValues
+from specblock_zoo.training.teachers import Teacher
 
 
 @dataclass(frozen=True)
@@ -29,25 +32,14 @@ class RolloutSettings:
             start from is drawn uniformly from 1..K for each batch, the starts uniformly from the rows whose path is
             right.
         valid_prefix: False trains every slot at every position (the ablation).
+        kept_logits: see `HeadSettings`; the gradients kept this way are at most this many numbers per slot.
     """
 
     draft_loss: str = "cross_entropy"
     rank_loss: str = "valid_prefix"
     block_sampling: tuple[float, ...] = (0.25, 0.1)
     valid_prefix: bool = True
-
-
-@dataclass(frozen=True)
-class Teacher:
-    """The target's side of the loss.
-
-    Attributes:
-        head: rows of the target's head for the draft vocabulary, `[draft_vocab, target_hidden]`.
-        draft_ids: draft id of every target token, -1 outside, int64 `[vocab]`.
-    """
-
-    head: Tensor
-    draft_ids: Tensor
+    kept_logits: int = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -119,6 +111,7 @@ class _Rollout:
         self.tokens = batch["input_ids"]
         self.pairs = self.tokens.shape[1] - 1
         self.slots = drafter.input_layer.slots()
+        self.head_settings = HeadSettings(LOSSES[settings.draft_loss], drafter.config.rank_top, settings.kept_logits)
         counted = batch["loss_mask"].bool() & (teacher.draft_ids[self.tokens] >= 0)
         self.counted = F.pad(counted, (0, 1))
         self.context: tuple[KeyValues, ...] = ()
@@ -183,18 +176,15 @@ class _Rollout:
             frontier = step(slot, frontier)
             passed.append(frontier)
             reached = frontier.position + 2 + frontier.depth + slot
-            logits, rank_logits = self.drafter.heads(frontier.hidden)
-            states = self.batch["last_hidden"][frontier.sequence, reached - 1]
-            teacher_logits = F.linear(states.to(self.teacher.head.dtype), self.teacher.head)
             counts = self.counted[frontier.sequence, reached]
-            found, _ = slot_terms(
-                logits, rank_logits, teacher_logits, counts, self.settings.draft_loss, self.settings.rank_loss
-            )
-            terms.append(found)
+            normed = self.drafter.norm(frontier.hidden)
+            taught = self.teacher.rows(self.batch, frontier.sequence, reached - 1)
+            scores = score_slot(normed, self.drafter.lm_head.weight, taught, counts.float(), self.head_settings)
+            rank_logits = self.drafter.rank_head.read(normed, scores.summary)
+            terms.append(slot_terms(scores, rank_logits, counts, self.settings.rank_loss))
             following = self.counted[frontier.sequence, (reached + 1).clamp(max=self.pairs + 1)]
             if self.settings.valid_prefix:
-                drafted = logits.detach().max(-1).indices
-                following &= drafted == self.teacher.draft_ids[self.tokens[frontier.sequence, reached]]
+                following &= scores.drafted == self.teacher.draft_ids[self.tokens[frontier.sequence, reached]]
             frontier = frontier.select(following)
         return terms
 

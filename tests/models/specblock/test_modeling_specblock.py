@@ -140,3 +140,21 @@ def test_target_tokens_follow_the_vocabulary_map() -> None:
     drafter = tiny_drafter()
     assert drafter.draft_tokens.tolist() == drafter.t2d.nonzero()[:, 0].tolist()
     assert drafter.target_tokens(torch.arange(DRAFT_VOCAB)).tolist() == drafter.draft_tokens.tolist()
+
+
+def test_saved_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+    drafter = tiny_drafter(attached=False)
+    drafter.norm.weight.data[0] = torch.nan
+    drafter.save_pretrained(tmp_path)
+    with pytest.raises(WeightsMismatchError, match=r"NaN in norm\.weight"):
+        SpecBlockDrafter.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"dtype": torch.bfloat16}, {"dtype": "auto"}, {"device_map": "cpu"}])
+def test_loading_options_of_transformers_are_honoured(tmp_path: Path, options: dict[str, object]) -> None:
+    saved = tiny_drafter(attached=False)
+    saved.save_pretrained(tmp_path, max_shard_size="2KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    loaded = SpecBlockDrafter.from_pretrained(tmp_path, **options)
+    assert loaded.dtype == (torch.bfloat16 if options.get("dtype") is torch.bfloat16 else torch.float32)
+    torch.testing.assert_close(loaded.state_dict(), saved.to(loaded.dtype).state_dict(), rtol=0, atol=0)

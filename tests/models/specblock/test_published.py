@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specblock_zoo.errors import VocabularyMismatchError, WeightsMismatchError
+from specblock_zoo.errors import UnsupportedOptionError, VocabularyMismatchError, WeightsMismatchError
 from specblock_zoo.models.specblock import SpecBlockDrafter, published
 from tests.support.drafters import tiny_drafter
 
@@ -69,4 +69,47 @@ def test_a_pickle_with_code_is_not_run(tmp_path: Path) -> None:
     write_published(tmp_path)
     torch.save({"d2t": Path, "t2d": Path}, tmp_path / "vocab_mapping.pt")
     with pytest.raises(Exception, match=r"weights_only|Unsupported"):
+        SpecBlockDrafter.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(None, torch.float32), ("auto", torch.float32), ("bfloat16", torch.bfloat16), (torch.bfloat16, torch.bfloat16)],
+)
+def test_the_dtype_is_the_files_unless_another_is_asked_for(tmp_path: Path, dtype: object, expected: object) -> None:
+    write_published(tmp_path)
+    drafter = SpecBlockDrafter.from_pretrained(tmp_path, dtype=dtype, device_map="cpu")
+    assert drafter.dtype == expected
+    assert drafter.d2t.dtype == torch.int64
+    assert not drafter.training
+
+
+def test_a_device_map_names_one_device() -> None:
+    assert published.one_device(None) == published.one_device({"": "cpu"}) == torch.device("cpu")
+    assert published.one_device("meta") == torch.device("meta")
+    for spread in ({"a": "cpu", "b": "meta"}, "balanced"):
+        with pytest.raises(UnsupportedOptionError, match="spreads"):
+            published.one_device(spread)
+
+
+def test_no_weight_is_initialised_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_published(tmp_path)
+    seen: set[str] = set()
+    original = SpecBlockDrafter._init_weights
+
+    def watch(self: SpecBlockDrafter, module: torch.nn.Module) -> None:
+        seen.update(parameter.device.type for parameter in module.parameters())
+        original(self, module)
+
+    monkeypatch.setattr(SpecBlockDrafter, "_init_weights", watch)
+    SpecBlockDrafter.from_pretrained(tmp_path)
+    assert seen <= {"meta"}
+
+
+def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+    write_published(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["norm.weight"][0] = torch.nan
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsMismatchError, match=r"NaN in norm\.weight"):
         SpecBlockDrafter.from_pretrained(tmp_path)

@@ -21,5 +21,8 @@ class RankHead(nn.Sequential):
 
     def score(self, normed: Tensor, logits: Tensor, top: int) -> Tensor:
         """Bucket scores `[..., 4]` from final-norm states `[..., hidden]` and draft logits `[..., draft_vocab]`."""
-        summary = rank_summary(logits.detach(), top)
+        return self.read(normed, rank_summary(logits.detach(), top))
+
+    def read(self, normed: Tensor, summary: Tensor) -> Tensor:
+        """The same from the summary `[..., 15]` of the draft logits."""
         return self(torch.cat((normed.detach(), summary.to(normed.dtype)), dim=-1))

@@ -1,0 +1,40 @@
+"""`specblock convert` and `specblock export`: a drafter's folder in another layout."""
+
+from pathlib import Path
+from typing import Literal
+
+from specblock_zoo.hub.export import FormatName
+from specblock_zoo.hub.export import export as export_folder
+from specblock_zoo.hub.zoo import locate
+from specblock_zoo.models.specblock.convert import from_published, to_published
+
+
+def convert(layout: Literal["published", "native"], folder: Path, out: Path) -> None:
+    """Converts a drafter from the authors' published layout to ours, or from ours to theirs, bit for bit.
+
+    Args:
+        layout: what FOLDER is: published (becomes ours) or native (becomes published, where that can express it).
+        folder: of the drafter.
+        out: new folder; appears whole or not at all.
+
+    Raises:
+        WeightsMismatchError: tensors are missing, extra or of another shape.
+        UnsupportedOptionError: the published layout cannot express this drafter.
+    """
+    (from_published if layout == "published" else to_published)(folder, out)
+    print(f"{out}: converted, every tensor unchanged")
+
+
+def export(drafter: str, out: Path, format: FormatName = "speculators") -> None:
+    """Writes a drafter in the layout of a serving engine, read back and compared before it is shown.
+
+    Args:
+        drafter: zoo name, Hub repository or folder.
+        out: new folder; appears whole or not at all.
+        format: speculators (the container vLLM reads) or sglang.
+
+    Raises:
+        UnsupportedOptionError: the layout cannot express this drafter.
+    """
+    caveat = export_folder(locate(drafter, {}), out, format)
+    print(f"{out}: written in the {format} layout. {caveat}")

@@ -1,0 +1,95 @@
+"""Arguments of an extraction: which records, which target, what is kept of its states."""
+
+from dataclasses import dataclass
+
+import torch
+
+from specblock_zoo.data.examples import Limits
+from specblock_zoo.errors import ConfigurationError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AT_LEAST_ONE = (
+    "max_length",
+    "max_records",
+    "max_tokens",
+    "draft_vocab_size",
+    "shard_size",
+    "batch_tokens",
+    "teacher_top",
+)
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Which states of which target for which records.
+
+    Attributes:
+        records: files of answer records, `.jsonl` or `.jsonl.gz`.
+        target: name of an embedded target, a model folder, or a Hub repository.
+        tap_layers: 0-based target layers to store; the family's three when not given.
+        max_length: tokens per sequence; longer ones are cut.
+        max_prompt_tokens: records with a longer prompt are dropped and counted.
+        max_records, max_tokens: a seeded random choice of at most so many records, or about so many supervised tokens.
+        draft_vocab_size: size of the reduced vocabulary chosen from the supervised tokens.
+        shard_size: records per shard; also how much is lost when the run is killed.
+        batch_tokens: padded tokens per target forward.
+        dtype: of the target's weights: float32, bfloat16, float16; the fastest exact one of the device when not given.
+        device: where the target runs.
+        num_threads: CPU threads of the target forward; torch's own choice when not given.
+        seed: of the choice and the order of the records.
+        teacher: what is kept of the target's distribution: last_hidden (all of it), topk (its best tokens and the mass
+            of the rest), tokens (nothing: the text is the teacher).
+        teacher_top: tokens kept by the teacher `topk`.
+        state_dtype: of the taps on disk: bfloat16, or float8 with one scale per token and layer (half the bytes).
+        supervise_reasoning: whether `<think> ... </think>` enters the loss.
+        skip_bad: leave out records that cannot be used, naming and counting them, instead of stopping at the first.
+    """
+
+    records: list[str]
+    target: str
+    tap_layers: list[int] | None = None
+    max_length: int = 1024
+    max_prompt_tokens: int | None = None
+    max_records: int | None = None
+    max_tokens: int | None = None
+    draft_vocab_size: int = 8192
+    shard_size: int = 256
+    batch_tokens: int = 2048
+    dtype: str | None = None
+    device: str = "cpu"
+    num_threads: int | None = None
+    seed: int = 0
+    teacher: str = "last_hidden"
+    teacher_top: int = 16
+    state_dtype: str = "bfloat16"
+    supervise_reasoning: bool = True
+    skip_bad: bool = False
+
+    def check(self) -> None:
+        """Raises `ConfigurationError` unless every bound is at least one and every name known."""
+        for name in AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} is {value}; expected at least 1.", "Correct the argument.")
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigurationError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}.", "Choose one.")
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds on the sequences."""
+        return Limits(self.max_length, self.max_prompt_tokens, self.max_records, self.max_tokens, self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSettings(Extraction):
+    """Arguments of `specblock cache`.
+
+    Attributes:
+        out: the cache folder; made when it does not exist, resumed when it holds a part of this very cache.
+        max_bytes: refuse a cache that would be larger.
+        dry_run: say what it would cost in bytes and time, and write nothing.
+    """
+
+    out: str
+    max_bytes: int | None = None
+    dry_run: bool = False

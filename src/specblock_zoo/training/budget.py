@@ -1,0 +1,255 @@
+"""What a training run costs before it is started: parameters, memory, disk, updates and device hours, with formulas.
+
+Counts of tensors are exact (built on the meta device); activations and hours are estimates, and say from what.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
+from specblock_zoo.training.rollout import RolloutSettings
+
+GIB = 1 << 30
+BYTES_PER_STATE = 2
+BYTES_PER_ID_AND_MASK = 5
+# Float32 weights, their gradients, and AdamW's two moments.
+BYTES_PER_TRAINED = 4 + 4 + 8
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a plan cannot know.
+
+    Attributes:
+        train_tokens: tokens of one epoch, prompts included.
+        supervised: share of them that are answer tokens, 0..1.
+        alpha: share of rows that survive a slot, 0..1; real drafters reach 0.4 to 0.8.
+        device_tflops: dense peak of one device in the training precision, 1e12 operations a second (A100, bf16: 312).
+        utilisation: share of the peak that training reaches, 0..1.
+    """
+
+    train_tokens: int = 100_000_000
+    supervised: float = 0.8
+    alpha: float = 0.6
+    device_tflops: float = 312.0
+    utilisation: float = 0.3
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How a run cuts its tokens.
+
+    Attributes:
+        batch_tokens: padded tokens per forward and device.
+        max_length: tokens per sequence at most.
+        devices: processes in all, over all nodes.
+        accumulate: forwards per update.
+        epochs: passes over the tokens.
+        bytes_per_value: of an activation: 4 in float32, 2 under bf16 autocast.
+    """
+
+    batch_tokens: int
+    max_length: int
+    devices: int = 1
+    accumulate: int = 1
+    epochs: int = 1
+    bytes_per_value: int = 4
+
+    @property
+    def tokens_per_update(self) -> int:
+        """Padded tokens that one update sees."""
+        return self.batch_tokens * self.devices * self.accumulate
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure of a plan: `value` in `unit`, and the formula with its numbers put in."""
+
+    name: str
+    value: float
+    unit: str
+    formula: str
+
+
+def plan_run(
+    config: SpecBlockConfig,
+    target: PreTrainedConfig,
+    objective: RolloutSettings,
+    batching: Batching,
+    assumed: Assumptions,
+) -> list[Line]:
+    """The figures of one run, in the order a reader needs them."""
+    drafter, owner = drafter_parameters(config), target_parameters(target)
+    return [
+        Line("drafter parameters", drafter, "", "sum of its tensors; embeddings are the target's"),
+        Line("target parameters", owner, "", "sum of its tensors"),
+        *_memory(config, objective, batching, assumed, drafter, owner),
+        *_tokens(config, batching, assumed),
+        *_time(config, objective, batching, assumed, owner),
+    ]
+
+
+def drafter_parameters(config: SpecBlockConfig) -> int:
+    """Trained numbers of a drafter; nothing is allocated."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in SpecBlockDrafter(config).parameters())
+
+
+def target_parameters(config: PreTrainedConfig) -> int:
+    """Numbers of a target, tied ones once; nothing is allocated."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+
+
+def layer_parameters(config: SpecBlockConfig) -> int:
+    """Matrix entries that a row of slots multiplies, heads left out."""
+    hidden, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
+    attention = hidden * (2 * config.num_attention_heads * config.head_dim + 2 * kv)
+    shifts = {"every_layer": config.num_hidden_layers, "between_layers": config.num_hidden_layers - 1, "none": 0}
+    per_layer = attention + 3 * hidden * config.intermediate_size
+    return config.num_hidden_layers * per_layer + shifts[config.shift] * 2 * hidden * hidden
+
+
+def graded_rows(config: SpecBlockConfig, objective: RolloutSettings, assumed: Assumptions) -> list[list[float]]:
+    """Rows that reach each block and slot, per token of the batch: alpha^slot, times the share of sampled starts."""
+    alpha = assumed.alpha if objective.valid_prefix else 1.0
+    shares = [1.0, *objective.block_sampling]
+    return [[assumed.supervised * share * alpha**slot for slot in range(config.block_width)] for share in shares]
+
+
+def forward_rows(config: SpecBlockConfig, graded: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Rows a token costs the decoder layers: kept slots of the dense first pass, and rows advanced one by one."""
+    kept = config.context_slots
+    return float(kept), sum(graded[0][kept:]) + sum(map(sum, graded[1:]))
+
+
+def values_per_row(config: SpecBlockConfig) -> int:
+    """Numbers that autograd keeps of one row in one layer: norms, shift, projections, attention, feed-forward."""
+    heads, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    return 6 * config.hidden_size + 3 * heads + 2 * kv + 4 * config.intermediate_size
+
+
+def activation_values(
+    config: SpecBlockConfig, objective: RolloutSettings, batching: Batching, assumed: Assumptions
+) -> tuple[float, float]:
+    """Numbers kept for the backward pass on one device: of the decoder layers, and of the draft head."""
+    graded = graded_rows(config, objective, assumed)
+    dense, advanced = forward_rows(config, graded)
+    # Rows that advance one by one keep their attention weights, before and after the copy that splits them.
+    attended = 2 * config.num_attention_heads * batching.max_length * config.context_slots
+    per_token = dense * values_per_row(config) + advanced * (values_per_row(config) + attended)
+    slots = [rows * batching.batch_tokens * config.draft_vocab_size for block in graded for rows in block]
+    kept = sum(logits for logits in slots if logits <= objective.kept_logits)
+    return config.num_hidden_layers * batching.batch_tokens * per_token, kept
+
+
+def training_flops(
+    config: SpecBlockConfig, objective: RolloutSettings, batching: Batching, assumed: Assumptions
+) -> float:
+    """Operations of one update's share per token: 6 per matrix entry and row, 8 or 12 per head entry and graded row.
+
+    The draft head costs 6, the target's head 2, and both products are done again where gradients are not kept.
+    """
+    graded = graded_rows(config, objective, assumed)
+    layers = 6 * layer_parameters(config) * sum(forward_rows(config, graded))
+    entries = config.draft_vocab_size * config.hidden_size
+    head = 0.0
+    for rows in (rows for block in graded for rows in block):
+        kept = rows * batching.batch_tokens * config.draft_vocab_size <= objective.kept_logits
+        head += rows * entries * (8 if kept else 12)
+    return layers + head
+
+
+def _memory(
+    config: SpecBlockConfig,
+    objective: RolloutSettings,
+    batching: Batching,
+    assumed: Assumptions,
+    drafter: int,
+    owner: int,
+) -> Iterator[Line]:
+    borrowed = (config.vocab_size + config.draft_vocab_size) * config.target_hidden_size
+    layers, head = activation_values(config, objective, batching, assumed)
+    size = batching.bytes_per_value
+    yield Line(
+        "weights, gradients, AdamW",
+        drafter * BYTES_PER_TRAINED / GIB,
+        "GiB per device",
+        f"{drafter:,} x (4 weight + 4 gradient + 8 moments) bytes",
+    )
+    yield Line(
+        "borrowed embeddings and head",
+        borrowed * 4 / GIB,
+        "GiB per device",
+        f"({config.vocab_size:,} + {config.draft_vocab_size:,}) x {config.target_hidden_size:,} x 4 bytes",
+    )
+    yield Line(
+        "activations of the layers",
+        layers * size / GIB,
+        "GiB per device",
+        f"{batching.batch_tokens:,} tokens x rows per token (alpha {assumed.alpha:g}) x {config.num_hidden_layers} layers"
+        f" x {values_per_row(config):,} values x {size} bytes",
+    )
+    yield Line(
+        "gradients kept by the draft head",
+        head * size / GIB,
+        "GiB per device",
+        f"slots of at most {objective.kept_logits:,} logits; larger ones are computed again",
+    )
+    yield Line("target in bfloat16", owner * 2 / GIB, "GiB", f"{owner:,} x 2 bytes; only while features are computed")
+
+
+def _tokens(config: SpecBlockConfig, batching: Batching, assumed: Assumptions) -> Iterator[Line]:
+    states = len(config.tap_layers) + 1
+    token = states * config.target_hidden_size * BYTES_PER_STATE + BYTES_PER_ID_AND_MASK
+    yield Line(
+        "cache per token",
+        token,
+        "bytes",
+        f"({states - 1} taps + last state) x {config.target_hidden_size:,} x {BYTES_PER_STATE} + {BYTES_PER_ID_AND_MASK}",
+    )
+    yield Line("cache", token * assumed.train_tokens / GIB, "GiB", f"{token:,} x {assumed.train_tokens:,} tokens")
+    yield Line(
+        "tokens per update",
+        batching.tokens_per_update,
+        "",
+        f"{batching.batch_tokens:,} x {batching.devices} devices x {batching.accumulate} accumulated"
+        f" = {batching.tokens_per_update / batching.max_length:g} sequences of {batching.max_length:,}",
+    )
+    yield Line(
+        "updates",
+        updates(batching, assumed),
+        "",
+        f"{assumed.train_tokens:,} x {batching.epochs} epochs / {batching.tokens_per_update:,}",
+    )
+
+
+def updates(batching: Batching, assumed: Assumptions) -> int:
+    """Updates of the whole run."""
+    return math.ceil(assumed.train_tokens * batching.epochs / batching.tokens_per_update)
+
+
+def _time(
+    config: SpecBlockConfig, objective: RolloutSettings, batching: Batching, assumed: Assumptions, owner: int
+) -> Iterator[Line]:
+    rate = assumed.device_tflops * 1e12 * assumed.utilisation * 3600
+    said = f"{assumed.device_tflops:g}e12 x {assumed.utilisation:g} operations a second"
+    per_token = training_flops(config, objective, batching, assumed)
+    visited = assumed.train_tokens * batching.epochs
+    yield Line(
+        "operations per token",
+        per_token,
+        "",
+        f"6 x {layer_parameters(config):,} x rows through the layers + 8 or 12 x head entries x rows graded",
+    )
+    yield Line("training", per_token * visited / rate, "device hours", f"operations x {visited:,} tokens / ({said})")
+    yield Line(
+        "features, once",
+        2 * owner * assumed.train_tokens / rate,
+        "device hours",
+        f"2 x {owner:,} x {assumed.train_tokens:,} tokens / ({said}); x {batching.epochs} when computed in the loop",
+    )

@@ -1,0 +1,74 @@
+"""What each form of the teacher says, against the target's own distribution."""
+
+import numpy as np
+import pytest
+import torch
+
+from specblock_zoo.data import layout
+from specblock_zoo.training.teachers import TEACHERS, TokenTeacher, TopTeacher
+
+HIDDEN, VOCAB, DRAFT_VOCAB = 16, 30, 20
+# Draft token i is target token i + 5.
+DRAFT_IDS = torch.cat((torch.full((5,), -1), torch.arange(DRAFT_VOCAB), torch.full((5,), -1)))
+SEQUENCE, STATE = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 3, 1, 2])
+EVERYTHING = slice(0, 4)
+
+
+@pytest.fixture
+def head():
+    return torch.randn(DRAFT_VOCAB, HIDDEN)
+
+
+def batch_of(head, top):
+    """Two sequences of five tokens with every form of the teacher's columns."""
+    states = torch.randn(2, 5, HIDDEN).bfloat16()
+    columns = [layout.best_tokens(row.float(), head, top) for row in states]
+    batch = {name: torch.from_numpy(np.stack([c[name] for c in columns]).astype(kind)) for name, kind in KINDS.items()}
+    return {**batch, layout.LAST_HIDDEN: states, "input_ids": torch.randint(5, 25, (2, 5))}
+
+
+KINDS = {layout.TOP_IDS: np.int64, layout.TOP_LOG_PROBS: np.float16, layout.TAIL_MASS: np.float32}
+
+
+def test_every_stored_form_has_its_teacher():
+    assert TEACHERS.keys() == layout.TEACHERS.keys()
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_every_teacher_gives_distributions_in_any_pieces(name, head):
+    rows = TEACHERS[name](head, DRAFT_IDS).rows(batch_of(head, 4), SEQUENCE, STATE)
+    whole = rows(EVERYTHING)
+    assert whole.dtype == torch.float32
+    torch.testing.assert_close(whole.sum(-1), torch.ones(4), atol=2e-3, rtol=0)
+    torch.testing.assert_close(torch.cat([rows(slice(0, 3)), rows(slice(3, 9))]), whole)
+
+
+def test_all_tokens_kept_are_the_whole_distribution(head):
+    batch = batch_of(head, DRAFT_VOCAB)
+    kept, full = (TEACHERS[name](head, DRAFT_IDS).rows(batch, SEQUENCE, STATE) for name in ("topk", "last_hidden"))
+    torch.testing.assert_close(kept(EVERYTHING), full(EVERYTHING), atol=1e-3, rtol=1e-2)
+
+
+def test_the_mass_of_the_other_tokens_is_kept_and_spread_evenly(head):
+    batch = batch_of(head, 4)
+    kept, full = (TEACHERS[name](head, DRAFT_IDS).rows(batch, SEQUENCE, STATE) for name in ("topk", "last_hidden"))
+    best = full(EVERYTHING).topk(4)
+    torch.testing.assert_close(kept(EVERYTHING).gather(-1, best.indices), best.values, atol=1e-3, rtol=1e-2)
+    others = kept(EVERYTHING).scatter(-1, best.indices, float("nan"))
+    others = others[~others.isnan()].view(4, -1)
+    assert torch.equal(others.amax(-1), others.amin(-1))
+    torch.testing.assert_close(others.sum(-1), 1 - best.values.sum(-1), atol=1e-3, rtol=0)
+
+
+def test_the_text_is_certain_of_its_next_token(head):
+    batch = batch_of(head, 4)
+    probs = TokenTeacher(head, DRAFT_IDS).rows(batch, SEQUENCE, STATE)(EVERYTHING)
+    assert torch.equal(probs.argmax(-1) + 5, batch["input_ids"][SEQUENCE, STATE + 1])
+    assert torch.equal(probs.amax(-1), torch.ones(4))
+
+
+def test_rows_that_do_not_count_are_finite(head):
+    batch = {name: torch.zeros_like(column) for name, column in batch_of(head, 4).items()}
+    last = torch.full((4,), 4)
+    for kind in (TopTeacher, TokenTeacher):
+        assert kind(head, DRAFT_IDS).rows(batch, SEQUENCE, last)(EVERYTHING).isfinite().all()
