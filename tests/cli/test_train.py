@@ -10,8 +10,10 @@ from lightning.pytorch.cli import LightningCLI
 
 from specblock_zoo.cli.commands import COMMANDS
 from specblock_zoo.cli.main import main
+from specblock_zoo.cli.plan import target_shapes
 from specblock_zoo.cli.train import SpecBlockCLI
 from specblock_zoo.models.specblock import SpecBlockDrafter
+from specblock_zoo.targets.registry import family_of
 from tests.support import REPOSITORY
 from tests.support.fit import QUIET, fit, run_options
 from tests.support.tiny import TinyRun, build_tiny_cache, save_tiny_target
@@ -133,10 +135,61 @@ def test_every_mistake_is_one_paragraph_and_exit_code_two(
     assert words in paragraph
 
 
+@pytest.fixture(scope="module")
+def family_runs(tiny_run: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyRun]:
+    """A tiny target and cache for each family that the configurations name."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    save_tiny_target(folder / "target", family="qwen3")
+    cache = build_tiny_cache(folder / "cache", folder / "target", tiny_run.records)
+    return {"llama": tiny_run, "qwen3": TinyRun(folder / "target", cache, tiny_run.records)}
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_training_configuration_runs(tiny_run: TinyRun, tmp_path: Path, config: Path) -> None:
-    flags = ["--trainer.fast_dev_run=true", "--trainer.max_epochs=1"]
-    assert main(["fit", f"--config={config}", *run_options(tiny_run, tmp_path), *flags]) == 0
+def test_every_training_configuration_runs_on_a_tiny_target_of_its_family(
+    family_runs: dict[str, TinyRun], tmp_path: Path, config: Path
+) -> None:
+    settings = yaml.safe_load(config.read_text())
+    run = family_runs[family_of(target_shapes(settings["model"]["target"])).name]
+    # What follows from the size of the target and the number of machines; everything else stays as configured.
+    small = {"draft_vocab_size": 48, "tap_layers": [1, 2, 3]}
+    flags = [f"--model.drafter.{name}={value}" for name, value in small.items() if name in settings["model"]["drafter"]]
+    machine = ["--trainer.devices=1", "--trainer.num_nodes=1", "--trainer.strategy=auto"]
+    options = [*run_options(run, tmp_path), *flags, *machine, "--trainer.fast_dev_run=true", "--trainer.max_epochs=1"]
+    assert main(["fit", f"--config={config}", *options]) == 0
+
+
+@pytest.mark.parametrize("name", ["average", "tau", "compile"])
+def test_shipped_callbacks_add_to_a_configuration(
+    tiny_run: TinyRun, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Averaged weights and the best tau are kept; nothing of the configuration's own callbacks is lost."""
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: None)
+    files = [CONFIGS[-1].parent / "smollm2-135m.yaml", CONFIGS[-1].parents[1] / "callbacks" / f"{name}.yaml"]
+    flags = ["--trainer.max_epochs=1"]
+    if name == "tau":
+        flags += [f"--trainer.callbacks.prompts={tiny_run.records}", "--trainer.callbacks.max_new_tokens=4"]
+    assert main(["fit", *(f"--config={file}" for file in files), *run_options(tiny_run, tmp_path), *flags]) == 0
+    kept = [file.name for file in checkpoints(tmp_path).iterdir()]
+    assert {"last.ckpt", "drafter"} <= set(kept)
+    if name == "average":
+        stored = torch.load(checkpoints(tmp_path) / "last.ckpt", weights_only=True)
+        assert stored["averaging_state"]["n_averaged"] > 0
+    if name == "tau":
+        assert rows(tmp_path, "tau")[-1] >= 1
+        assert [file for file in kept if file.startswith("best-tau=")]
+
+
+def test_clipping_bounds_the_update_and_bfloat16_products_leave_weights_float32(
+    tiny_run: TinyRun, tmp_path: Path
+) -> None:
+    flags = ["--trainer.max_steps=1", "--model.adamw.warmup_fraction=0", "--trainer.precision=bf16-mixed", *CHECKPOINT]
+    assert fit(tiny_run, tmp_path, *flags, "--trainer.gradient_clip_val=1e-3") == 0
+    stored = torch.load(checkpoints(tmp_path) / "last.ckpt", weights_only=True)
+    assert {tensor.dtype for name, tensor in stored["state_dict"].items() if name.endswith("weight")} == {torch.float32}
+    # After one update AdamW's first moment is (1 - beta1) times the clipped gradient.
+    moments = [state["exp_avg"] for state in stored["optimizer_states"][0]["state"].values()]
+    norm = torch.stack([moment.norm() for moment in moments]).norm() / 0.1
+    assert norm == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_the_default_configuration_needs_a_cache_folder_only(

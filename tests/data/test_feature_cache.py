@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specblock_zoo.data.feature_cache import VOCAB_FILE, FeatureCache, check_shard, open_shard, write_shard
+from specblock_zoo.data.feature_cache import FeatureCache, check_shard, open_shard, write_shard
 from specblock_zoo.data.layout import LAST_HIDDEN, tap_column
 from specblock_zoo.data.manifest import write_manifest
+from specblock_zoo.data.vocab import VOCAB_FILE
 from specblock_zoo.errors import ConfigurationError, CorruptCacheError
 from tests.support.cached import LAYOUT, TAPS, make_cache, make_examples
 

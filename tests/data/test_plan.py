@@ -1,11 +1,18 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from specblock_zoo.data.feature_cache import FeatureCache
 from specblock_zoo.data.plan import describe, make_plan, tokens_per_second
 from specblock_zoo.data.settings import Extraction
+from specblock_zoo.errors import ConfigurationError, VocabularyMismatchError
+from specblock_zoo.functional.vocab import build_vocab_map
 from specblock_zoo.targets.identity import identify
+from tests.support.tiny import write_records
 
 
 @pytest.fixture
@@ -49,3 +56,28 @@ def test_only_the_first_skipped_records_are_shown(extraction, tmp_path):
     plan = make_plan(replace(extraction, records=[str(tmp_path / "r.jsonl")], skip_bad=True))
     assert plan.counts.skipped_bad == 30
     assert describe(plan).count("skipped: ") == 10
+
+
+def test_a_drafter_s_vocabulary_is_taken_and_never_rebuilt(extraction, tiny_run, tmp_path):
+    file = write_records(tmp_path / "other.jsonl", count=8, seed=5)
+    other = replace(extraction, records=[str(file)], draft_vocab_size=20)
+    kept = make_plan(replace(other, vocabulary=str(tiny_run.cache)))
+    stored = FeatureCache(tiny_run.cache)
+    assert torch.equal(kept.vocab.t2d, stored.vocab_map().t2d)
+    assert kept.manifest.fingerprint.vocabulary_sha256 == stored.manifest.fingerprint.vocabulary_sha256
+    supervised = np.concatenate([example.input_ids[example.loss_mask] for example in kept.examples])
+    assert kept.manifest.vocab_coverage == pytest.approx(kept.vocab.t2d.numpy()[supervised].mean())
+    rebuilt = make_plan(other)
+    assert rebuilt.manifest.fingerprint.vocabulary_sha256 != kept.manifest.fingerprint.vocabulary_sha256
+
+
+def test_a_folder_without_a_vocabulary_is_refused(extraction, tmp_path):
+    with pytest.raises(ConfigurationError, match=str(tmp_path)):
+        make_plan(replace(extraction, vocabulary=str(tmp_path)))
+
+
+def test_a_vocabulary_of_another_target_is_refused(extraction, tmp_path):
+    vocab = build_vocab_map(torch.arange(50), 20)
+    save_file({"d2t": vocab.d2t, "t2d": vocab.t2d}, tmp_path / "model.safetensors")
+    with pytest.raises(VocabularyMismatchError):
+        make_plan(replace(extraction, vocabulary=str(tmp_path)))

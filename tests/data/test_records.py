@@ -46,7 +46,7 @@ def test_a_record_of_messages_is_read_whole():
     ],
 )
 def test_a_bad_line_is_refused_with_file_line_and_reason(tmp_path, line, reason):
-    file = write(tmp_path / "r.jsonl", GOOD, "\n", line + "\n")
+    file = write(tmp_path / "r.jsonl", {**GOOD, "id": "first"}, "\n", line + "\n")
     with pytest.raises(BadRecordError, match=reason) as caught:
         list(read_records([file]))
     assert f"{file}:3" in str(caught.value)

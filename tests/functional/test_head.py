@@ -1,5 +1,7 @@
 """The head in pieces equals the plain product, whether its gradient is kept or computed again."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields
 
 import pytest
@@ -76,9 +78,21 @@ def test_under_autocast_products_are_bfloat16_and_gradients_float32(kept: int) -
     torch.testing.assert_close(found, plain, rtol=2e-2, atol=2e-2)
 
 
-def test_without_gradient_no_graph_is_built() -> None:
-    with torch.no_grad():
-        assert not score(slot(), settings()).draft_loss.requires_grad
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_validation_computes_no_gradient(mode: Callable[[], AbstractContextManager[None]]) -> None:
+    asked: list[bool] = []
+
+    def loss(logits: Tensor, probs: Tensor) -> Tensor:
+        asked.append(logits.requires_grad)
+        return LOSSES["cross_entropy"](logits, probs)
+
+    expected = score(slot(), settings()).draft_loss
+    with mode():
+        found = score(slot(), HeadSettings(loss, 20, 10**6)).draft_loss
+    assert not found.requires_grad
+    assert asked
+    assert not any(asked)
+    torch.testing.assert_close(found, expected.detach())
 
 
 @pytest.mark.parametrize(("kept", "largest"), [(0, VOCAB * HIDDEN), (10**6, ROWS * VOCAB)], ids=["recomputed", "kept"])

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel, StaticCache
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from specblock_zoo.errors import TargetMismatchError, UnsupportedOptionError
 from specblock_zoo.inference import hf_generate
+from specblock_zoo.inference.refusals import Request
+from specblock_zoo.inference.text import Rules
+from specblock_zoo.inference.versions import CACHE_NAME
 from tests.support.decoding import (
     VOCAB,
     ScriptedDrafter,
@@ -102,7 +105,7 @@ def test_output_records_equal_plain_ones(do_sample: bool) -> None:
     torch.manual_seed(2)
     found = generate(target(), prompt_ids(LENGTH), NEW, assistant_model=drafter, **options)
     assert torch.equal(found.sequences, expected.sequences)
-    assert found.cache.get_seq_length() == expected.cache.get_seq_length() == LENGTH + NEW - 1
+    assert found[CACHE_NAME].get_seq_length() == expected[CACHE_NAME].get_seq_length() == LENGTH + NEW - 1
     for name in ("scores", "logits"):
         torch.testing.assert_close(torch.cat(found[name]), torch.cat(expected[name]), atol=1e-4, rtol=1e-4)
     transitions = [
@@ -149,7 +152,7 @@ def test_three_turns_with_one_cache(whole_ids: bool) -> None:
             text = torch.cat((text, prompt_ids(4, turn)), 1)
             given = text if whole_ids else text[:, cache.get_seq_length() :]
             mask = torch.ones_like(text)
-            out = generate(target(), given, 5, cache=cache, attention_mask=mask, **options)
+            out = generate(target(), given, 5, attention_mask=mask, **{CACHE_NAME: cache}, **options)
             text = torch.cat((text[:, : text.shape[1] - given.shape[1]], out), 1)
         assert cache.get_seq_length() == text.shape[1] - 1
         return text
@@ -165,76 +168,25 @@ def test_eager_attention() -> None:
     assert torch.equal(generate(eager, prompt_ids(LENGTH), NEW, assistant_model=drafter), text)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "use_cache": ({"use_cache": False}, "use_cache=False"),
-    "output_attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
-    "output_hidden_states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
-    "synced_gpus": ({"synced_gpus": True}, "synced_gpus"),
-    "prompt lookup": ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
-    "offloaded cache": ({"cache": DynamicCache(offloading=True)}, "DynamicCache"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
-    options, named = REFUSED[name]
-    with pytest.raises(UnsupportedOptionError) as caught:
-        generate(target(), prompt_ids(LENGTH), NEW, assistant_model=half_right(), **options)
-    assert named in caught.value.problem
-    assert caught.value.hint
-
-
-def test_batches_are_refused() -> None:
-    with pytest.raises(UnsupportedOptionError, match="batch_size = 2"):
-        generate(target(), prompt_ids(LENGTH).repeat(2, 1), NEW, assistant_model=half_right())
-
-
-def test_targets_in_train_mode_are_refused() -> None:
-    training = target_of("llama").train()
-    with pytest.raises(UnsupportedOptionError, match="eval"):
-        generate(training, prompt_ids(LENGTH), NEW, assistant_model=half_right())
-
-
-def test_attention_that_ignores_tree_masks_is_refused() -> None:
-    other = target_of("llama")
-    other.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(UnsupportedOptionError, match="sdpa"):
-        hf_generate.check_supported(other, prompt_ids(LENGTH), other.generation_config, {"cache": DynamicCache()})
-
-
-def test_sliding_windows_are_refused() -> None:
-    sliding = target_of("qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=0)
-    with pytest.raises(UnsupportedOptionError, match="sliding"):
-        generate(sliding, prompt_ids(LENGTH), NEW, assistant_model=random_drafter(sliding))
+def test_num_beams_warns_that_the_drafter_is_left_out() -> None:
+    expected = generate(target(), prompt_ids(LENGTH), 4, num_beams=2)
+    with pytest.warns(UserWarning, match="num_beams = 2"):
+        found = generate(target(), prompt_ids(LENGTH), 4, num_beams=2, assistant_model=half_right())
+    assert torch.equal(found, expected)
 
 
 def test_a_cache_that_holds_the_whole_prompt_is_refused() -> None:
     cache = DynamicCache()
-    target()(prompt_ids(LENGTH), cache=cache)
+    target()(prompt_ids(LENGTH), **{CACHE_NAME: cache})
+    request = Request(prompt_ids(LENGTH), target().generation_config, Rules(), {})
     with pytest.raises(UnsupportedOptionError, match=f"{LENGTH}"):
-        hf_generate.prompt_of(prompt_ids(LENGTH), cache, target().generation_config, {})
+        hf_generate.prompt_of(request, cache)
 
 
-def test_only_plain_dynamic_caches_can_be_compacted() -> None:
-    assert hf_generate.croppable(DynamicCache())
-    assert not hf_generate.croppable(StaticCache(target().config, max_cache_len=8))
-    assert not hf_generate.croppable(None)
-
-
-MISMATCHES = {
-    "hidden_size": ({"target_hidden_size": 64}, ("64", "32")),
-    "num_hidden_layers": ({"target_num_hidden_layers": 30}, ("30", "5")),
-    "vocab_size": ({"vocab_size": VOCAB + 1, "draft_vocab_size": 4}, (str(VOCAB + 1), str(VOCAB))),
-    "layers": ({"target_num_hidden_layers": None, "tap_layers": (1, 2, 9)}, ("(1, 2, 9)", "5")),
-}
-
-
-@pytest.mark.parametrize("name", MISMATCHES)
-def test_a_drafter_for_another_target_is_refused_with_both_values(name: str) -> None:
-    changes, values = MISMATCHES[name]
-    with pytest.raises(TargetMismatchError) as caught:
-        hf_generate.check_fits(target(), random_drafter(target(), **changes))
-    assert all(value in caught.value.problem for value in (name, *values))
+def test_a_vocabulary_of_another_size_is_named_before_transformers_blames_tokenizers() -> None:
+    other = random_drafter(target(), vocab_size=VOCAB + 1, draft_vocab_size=4)
+    with pytest.raises(TargetMismatchError, match="vocab_size 49; this target has 48"):
+        generate(target(), prompt_ids(LENGTH), NEW, assistant_model=other)
 
 
 def test_a_drafter_on_another_device_is_refused() -> None:

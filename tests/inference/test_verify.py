@@ -41,7 +41,10 @@ def verifier_of(family: str, attention: str = "sdpa") -> Verifier:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("family", "attention"), [*product(["llama", "qwen3"], ["sdpa", "eager"])])
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [*product(["llama", "qwen3", "qwen2", "mistral", "gemma3"], ["sdpa", "eager"]), ("gemma2", "eager"), ("gpt_oss", "eager")],
+)
 @pytest.mark.parametrize("prompt_of", [whole_prompt, padded_prompt])
 def test_every_row_equals_its_path_read_alone(
     family: str, attention: str, prompt_of: Callable[[Tensor], Prompt]
@@ -58,7 +61,7 @@ def test_every_row_equals_its_path_read_alone(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2"])
 @pytest.mark.parametrize(
     ("accepted", "finished"), [((), False), ((0, 1, 2, 7), False), ((0, 5, 6), False), ((3, 4), True)]
 )

@@ -21,14 +21,14 @@ __all__ = ["tiny_folders"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own call
 
 REPO = "someone/drafter"
-PROMPT = "What is 3?"
+PROMPT = "The three primary colours are"
 FRESH = """
 import json, sys, torch
 from specblock_zoo import load_drafter, load_target
 
-repository, target, tag = sys.argv[1:]
+repository, target, tag, prompt = sys.argv[1:]
 model, tokenizer = load_target(target, dtype=torch.float32)
-inputs = tokenizer("What is 3?", return_tensors="pt")
+inputs = tokenizer(prompt, return_tensors="pt")
 drafted = {}
 for revision in ("main", tag):
     drafter = load_drafter(repository, revision=revision)
@@ -56,7 +56,7 @@ def pulled_afresh(folder: Path, target: str, home: Path) -> dict[str, list[int]]
         patch.setenv("HF_TOKEN", TOKEN)
         receipt = publish(plan_drafter(folder, REPO), Destination(REPO))
         assert receipt.tag is not None
-        drafted = json.loads(fresh_process(["-c", FRESH, REPO, target, receipt.tag], environment(hub, home)))
+        drafted = json.loads(fresh_process(["-c", FRESH, REPO, target, receipt.tag, PROMPT], environment(hub, home)))
         assert hub.count("GET", "model.safetensors") == 1, "the tag and the branch are one commit"
     return drafted
 

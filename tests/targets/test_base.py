@@ -47,14 +47,25 @@ def test_head_weight_maps_the_last_state_to_the_logits(family):
     model = family.tiny_model()
     ids = torch.arange(3, 9)[None]
     last_hidden = family.decoder(model)(ids).last_hidden_state
-    torch.testing.assert_close(last_hidden @ family.head_weight(model).T, model(ids).logits)
+    logits = last_hidden @ family.head_weight(model).T
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    torch.testing.assert_close(cap * (logits / cap).tanh() if cap else logits, model(ids).logits)
 
 
-def test_sliding_window_targets_are_not_full_attention(family):
-    full = family.tiny_config()
-    assert family.full_attention_only(full)
-    full.layer_types = ["full_attention", "sliding_attention"]
-    assert not family.full_attention_only(full)
+def test_windows_are_those_of_the_configuration(family):
+    config = family.tiny_config()
+    windows = family.attention_windows(config)
+    assert set(windows) <= {"full_attention", "sliding_attention"}
+    assert windows.get("full_attention") is None
+    if "sliding_attention" in windows:
+        assert windows["sliding_attention"] == config.sliding_window == 8
+
+
+def test_layers_that_attend_in_another_way_are_refused(family):
+    config = family.tiny_config()
+    config.layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(ConfigurationError, match="chunked_attention"):
+        family.attention_windows(config)
 
 
 def test_tiny_models_are_functions_of_their_seed_and_leave_the_generator_alone(family):

@@ -20,6 +20,6 @@ def test_no_model_type_has_two_families():
 
 def test_an_unknown_model_type_is_refused_with_the_nearest_name():
     config = PreTrainedConfig()
-    config.model_type = "qwen3_moe"
-    with pytest.raises(UnknownNameError, match=r"'qwen3_moe'; nearest known: qwen3"):
+    config.model_type = "qwen3_next"
+    with pytest.raises(UnknownNameError, match=r"'qwen3_next'; nearest known: qwen3"):
         family_of(config)

@@ -9,8 +9,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.models.specblock import SpecBlockDrafter
-from specblock_zoo.training.callbacks import ExportDrafter, save_folder
+from specblock_zoo.training.callbacks import AverageWeights, CompileFeedForward, ExportDrafter, save_folder
 from tests.support.drafters import tiny_drafter
+from tests.support.fit import QUIET, fit
+from tests.support.tiny import TinyRun
+
+pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
+STEPS = ["--trainer.max_steps=4", "--model.adamw.learning_rate=0.01", "--model.adamw.warmup_fraction=0"]
 
 
 def test_the_folder_loads_as_the_same_drafter_without_embeddings(tmp_path: Path) -> None:
@@ -34,7 +39,7 @@ def test_a_second_save_replaces_the_first_and_leaves_nothing_behind(tmp_path: Pa
 def test_an_interrupted_save_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_folder(tiny_drafter(seed=0), tmp_path / "drafter")
 
-    def interrupt(self: SpecBlockDrafter, folder: str) -> None:
+    def interrupt(self: SpecBlockDrafter, folder: str, **options: object) -> None:
         (Path(folder) / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
@@ -56,3 +61,62 @@ def test_a_run_without_a_place_to_export_to_is_refused() -> None:
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     with pytest.raises(ConfigurationError, match="no folder"):
         ExportDrafter().setup(trainer, trainer.lightning_module, "fit")
+
+
+def stored(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "run" / "version_0" / "checkpoints" / name, weights_only=True)
+
+
+def average_flags(first: bool) -> list[str]:
+    """Checkpoints of every step, exported; the average listed before or after the export."""
+    export = ["--trainer.callbacks+=specblock_zoo.training.callbacks.ExportDrafter"]
+    average = ["--trainer.callbacks+=specblock_zoo.training.callbacks.AverageWeights", "--trainer.callbacks.decay=0.5"]
+    keep = [
+        "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
+        "--trainer.callbacks.every_n_train_steps=1",
+        "--trainer.callbacks.save_top_k=-1",
+        "--trainer.callbacks.filename={step}",
+    ]
+    return [*STEPS, *(average + export if first else export + average), *keep]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before the export", "after the export"])
+def test_averages_follow_their_formula_and_are_what_is_exported(tiny_run: TinyRun, tmp_path: Path, first: bool) -> None:
+    assert fit(tiny_run, tmp_path, *average_flags(first)) == 0
+    name = "drafter.lm_head.weight"
+    files = [stored(tmp_path, f"step={step}.ckpt") for step in range(1, 5)]
+    average = files[0]["current_model_state"][name]
+    for file in files[1:]:
+        average = 0.5 * average + 0.5 * file["current_model_state"][name]
+        torch.testing.assert_close(file["state_dict"][name], average)
+    exported = SpecBlockDrafter.from_pretrained(tmp_path / "run" / "version_0" / "checkpoints" / "drafter")
+    assert torch.equal(exported.lm_head.weight, files[-1]["state_dict"][name])
+    assert not torch.equal(exported.lm_head.weight, files[-1]["current_model_state"][name])
+
+
+def test_a_resumed_average_is_the_uninterrupted_one(tiny_run: TinyRun, tmp_path: Path) -> None:
+    assert fit(tiny_run, tmp_path / "whole", *average_flags(True)) == 0
+    middle = tmp_path / "whole" / "run" / "version_0" / "checkpoints" / "step=2.ckpt"
+    assert fit(tiny_run, tmp_path / "resumed", *average_flags(True), f"--ckpt_path={middle}") == 0
+    whole, resumed = (stored(tmp_path / name, "step=4.ckpt") for name in ("whole", "resumed"))
+    for kind in ("state_dict", "current_model_state"):
+        for name, tensor in whole[kind].items():
+            assert torch.equal(tensor, resumed[kind][name]), (kind, name)
+
+
+def test_before_training_there_is_no_average() -> None:
+    assert AverageWeights().drafter_weights() is None
+
+
+def test_compiled_feed_forwards_compute_the_same_and_keep_their_names() -> None:
+    drafter = tiny_drafter()
+    states = torch.randn(3, 5, drafter.config.hidden_size)
+    names, expected = list(drafter.state_dict()), [layer.mlp(states) for layer in drafter.layers]
+    module = torch.nn.Module()
+    module.drafter = drafter
+    CompileFeedForward(backend="eager").on_fit_start(None, module)  # type: ignore[arg-type]  # neither is read
+    for rows in (states, states[:2]):
+        for layer, outcome in zip(drafter.layers, expected, strict=True):
+            torch.testing.assert_close(layer.mlp(rows), outcome[: len(rows)])
+    assert list(drafter.state_dict()) == names
+    assert all(layer.mlp._compiled_call_impl is not None for layer in drafter.layers)

@@ -32,7 +32,7 @@ def fresh_drafter(target: PreTrainedModel, **options: object) -> SpecBlockDrafte
     return drafter
 
 
-@pytest.fixture(params=sorted(FAMILIES))
+@pytest.fixture(params=sorted(name for name, family in FAMILIES.items() if family.layers_start_drafters))
 def target(request: pytest.FixtureRequest) -> PreTrainedModel:
     return FAMILIES[request.param].tiny_model()
 
@@ -43,8 +43,17 @@ def test_shapes_and_positions_follow_the_target(target: PreTrainedModel) -> None
     assert config.draft_vocab_size == DRAFT_VOCAB
     assert config.target_num_hidden_layers == target.config.num_hidden_layers
     assert config.rope_theta == target.config.rope_parameters["rope_theta"]
-    for name in ("vocab_size", "hidden_size", "head_dim", "num_key_value_heads", "max_position_embeddings"):
+    assert config.head_dim == family_of(target.config).decoder_layers(target)[0].self_attn.head_dim
+    for name in ("vocab_size", "hidden_size", "num_key_value_heads", "max_position_embeddings"):
         assert getattr(config, name) == getattr(target.config, name)
+
+
+def test_layers_of_another_kind_start_no_drafter() -> None:
+    for family in FAMILIES.values():
+        if not family.layers_start_drafters:
+            target = family.tiny_model()
+            with pytest.raises(ConfigurationError, match=family.name):
+                copy_last_layers(fresh_drafter(target), target)
 
 
 def test_scaled_rotary_positions_are_carried_over() -> None:

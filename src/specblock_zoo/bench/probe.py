@@ -45,8 +45,11 @@ class TauProbe(Callback):
                 check_fits(ids.shape[1], self.max_new_tokens, self.target.config.max_position_embeddings)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero and not trainer.sanity_checking:
-            pl_module.log("tau", self.measure(cast(DrafterModule, pl_module)), prog_bar=True, rank_zero_only=True)
+        if trainer.sanity_checking:
+            return
+        tau = self.measure(cast(DrafterModule, pl_module)) if trainer.is_global_zero else 0.0
+        # Every process needs it: a ModelCheckpoint that monitors tau refuses to run without.
+        pl_module.log("tau", trainer.strategy.broadcast(tau), prog_bar=True)
 
     def measure(self, module: DrafterModule) -> float:
         """Tau over all prompts, on the module's device."""

@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 from jsonargparse import ActionConfigFile, ArgumentParser
 
+from specblock_zoo.cli.answers import answers, cache_verify
 from specblock_zoo.cli.convert import convert, export
 from specblock_zoo.cli.demo import demo
 from specblock_zoo.cli.generate import generate
@@ -41,7 +42,9 @@ def cache(settings: CacheSettings) -> None:
 
 
 COMMANDS: dict[str, Function | Group] = {
+    "answers": answers,
     "cache": cache,
+    "cache_verify": cache_verify,
     "plan": plan,
     "generate": generate,
     "demo": demo,

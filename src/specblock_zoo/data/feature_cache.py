@@ -21,10 +21,10 @@ from specblock_zoo.data.collate import Batch, collate
 from specblock_zoo.data.examples import Example
 from specblock_zoo.data.layout import CachedExample, Columns, Layout, layout_of
 from specblock_zoo.data.manifest import Manifest, Shard, read_manifest
+from specblock_zoo.data.vocab import VOCAB_FILE
 from specblock_zoo.errors import ConfigurationError, CorruptCacheError
 from specblock_zoo.functional.vocab import VocabMap
 
-VOCAB_FILE = "vocab.safetensors"
 RESUME = "Run the same `specblock cache` command again: it keeps the shards that are whole."
 
 

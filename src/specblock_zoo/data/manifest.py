@@ -45,6 +45,7 @@ class Fingerprint:
     seed: int
     shard_size: int
     draft_vocab_size: int
+    vocabulary_sha256: str | None = None
     template_sha256: str | None = None
     attention: str | None = None
     state_dtype: str = "bfloat16"

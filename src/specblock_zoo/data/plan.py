@@ -14,7 +14,7 @@ from specblock_zoo.data.layout import layout_of
 from specblock_zoo.data.manifest import Fingerprint, Manifest
 from specblock_zoo.data.records import content_sha256, read_records
 from specblock_zoo.data.settings import DTYPES, Extraction
-from specblock_zoo.data.vocab import choose_vocabulary
+from specblock_zoo.data.vocab import choose_vocabulary, take_vocabulary, vocabulary_sha256
 from specblock_zoo.functional.vocab import VocabMap
 from specblock_zoo.targets.base import check_tap_layers
 from specblock_zoo.targets.identity import identify
@@ -67,9 +67,12 @@ def make_plan(extraction: Extraction) -> Plan:
     records = read_records([Path(file) for file in extraction.records], reading.on_bad)
     eligible, counts = eligible_examples(records, extraction.limits, reading)
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    vocab = choose_vocabulary(eligible, config.vocab_size, extraction.draft_vocab_size, ends)
+    if extraction.vocabulary is None:
+        vocab = choose_vocabulary(eligible, config.vocab_size, extraction.draft_vocab_size, ends)
+    else:
+        vocab = take_vocabulary(Path(extraction.vocabulary), eligible, config.vocab_size)
     examples, counts = choose_examples(eligible, counts, extraction.limits)
-    fingerprint = _fingerprint(extraction, model, tokenizer, taps, len(vocab.d2t))
+    fingerprint = _fingerprint(extraction, model, tokenizer, taps, vocab)
     manifest = Manifest(fingerprint, counts.as_dict(), vocab.coverage, len(examples), _package_version())
     extractor = Extractor.of(model, layout_of(fingerprint), vocab)
     return Plan(examples, counts, vocab, manifest, extractor, tokenizer, reading.skipped)
@@ -80,7 +83,7 @@ def _fingerprint(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     taps: tuple[int, ...],
-    draft_vocab_size: int,
+    vocab: VocabMap,
 ) -> Fingerprint:
     identity = identify(extraction.target, model, tokenizer)
     config = model.config
@@ -100,10 +103,11 @@ def _fingerprint(
         data_sha256=content_sha256([Path(file) for file in extraction.records]),
         **asdict(extraction.limits),
         shard_size=extraction.shard_size,
-        draft_vocab_size=draft_vocab_size,
+        draft_vocab_size=len(vocab.d2t),
+        vocabulary_sha256=vocabulary_sha256(vocab),
         state_dtype=extraction.state_dtype,
         teacher=extraction.teacher,
-        teacher_top=min(extraction.teacher_top, draft_vocab_size) if extraction.teacher == "topk" else 0,
+        teacher_top=min(extraction.teacher_top, len(vocab.d2t)) if extraction.teacher == "topk" else 0,
         supervise_reasoning=extraction.supervise_reasoning,
     )
 

@@ -61,8 +61,12 @@ def _token_ids(fields: Mapping[str, Any], key: str, where: str) -> tuple[int, ..
     return tuple(ids)
 
 
-def _messages(fields: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], ...]:
-    messages = fields["messages"]
+def checked_messages(messages: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    """Messages that have a role and a content each.
+
+    Raises:
+        BadRecordError: something else.
+    """
     if not (
         isinstance(messages, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
     ):
@@ -83,11 +87,11 @@ def _facts(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     return facts
 
 
-def parse_record(line: bytes | str, where: str) -> AnswerRecord:
-    """One record from one line; `where` is its file and line.
+def parse_object(line: bytes | str, where: str) -> dict[str, Any]:
+    """A line's JSON object, which has a string id; `where` is its file and line.
 
     Raises:
-        BadRecordError: not a JSON object, no id, or neither form of the text.
+        BadRecordError: it is none, or has none.
     """
     try:
         fields = json.loads(line)
@@ -95,12 +99,25 @@ def parse_record(line: bytes | str, where: str) -> AnswerRecord:
         raise BadRecordError(f"{where}: not JSON ({cause}).", FORM) from cause
     if not isinstance(fields, dict) or not isinstance(fields.get("id"), str) or not fields["id"]:
         raise BadRecordError(f"{where}: expected a JSON object with a string id, found {str(fields)[:60]!r}.", FORM)
+    return fields
+
+
+def parse_record(line: bytes | str, where: str) -> AnswerRecord:
+    """One record from one line; `where` is its file and line.
+
+    Raises:
+        BadRecordError: not a JSON object, no id, or neither form of the text.
+    """
+    return _record(parse_object(line, where), where)
+
+
+def _record(fields: Mapping[str, Any], where: str) -> AnswerRecord:
     facts = _facts(fields, where)
     if "prompt_ids" in fields and "answer_ids" in fields:
         prompt_ids, answer_ids = (_token_ids(fields, key, where) for key in ("prompt_ids", "answer_ids"))
         return AnswerRecord(fields["id"], where, prompt_ids=prompt_ids, answer_ids=answer_ids, **facts)
     if "messages" in fields:
-        return AnswerRecord(fields["id"], where, messages=_messages(fields, where), **facts)
+        return AnswerRecord(fields["id"], where, messages=checked_messages(fields["messages"], where), **facts)
     raise BadRecordError(f"{where}: keys are {', '.join(sorted(fields))}; the text is missing.", FORM)
 
 
@@ -113,15 +130,15 @@ def refuse(error: BadRecordError) -> None:
     raise error
 
 
-def read_records(paths: Sequence[Path], on_bad: Refusal = refuse) -> Iterator[AnswerRecord]:
-    """All records of all files, in order; blank lines are skipped.
+def read_objects(paths: Sequence[Path], on_bad: Refusal = refuse) -> Iterator[tuple[str, dict[str, Any]]]:
+    """File and line, and JSON object, of every line of all files, in order; blank lines are skipped, ids are unique.
 
     Args:
         on_bad: receives the error of every line that cannot be read or repeats an id; file and line are in it.
 
     Raises:
         BadRecordError: from `on_bad`; or a compressed file ends too early.
-        EmptyDataError: a file holds no record.
+        EmptyDataError: a file holds nothing.
         ConfigurationError: a file does not exist.
     """
     seen: dict[str, str] = {}
@@ -130,22 +147,34 @@ def read_records(paths: Sequence[Path], on_bad: Refusal = refuse) -> Iterator[An
         for number, line in _lines(path):
             if not line.strip():
                 continue
+            where = f"{path}:{number}"
             try:
-                record = parse_record(line, f"{path}:{number}")
-                _check_new(record, seen)
+                fields = parse_object(line, where)
+                _check_new(fields["id"], where, seen)
             except BadRecordError as error:
                 on_bad(error)
                 continue
-            seen[record.id] = record.where
-            yield record
+            seen[fields["id"]] = where
+            yield where, fields
         if len(seen) == before:
-            raise EmptyDataError(f"{path} holds no record; at least one is needed.", "Give a file with answer records.")
+            raise EmptyDataError(f"{path} holds no record; at least one is needed.", "Give a file with records.")
 
 
-def _check_new(record: AnswerRecord, seen: Mapping[str, str]) -> None:
-    if record.id in seen:
+def read_records(paths: Sequence[Path], on_bad: Refusal = refuse) -> Iterator[AnswerRecord]:
+    """All records of all files, in order; see `read_objects`, a record that cannot be used goes to `on_bad` as well."""
+    for where, fields in read_objects(paths, on_bad):
+        try:
+            record = _record(fields, where)
+        except BadRecordError as error:
+            on_bad(error)
+            continue
+        yield record
+
+
+def _check_new(record_id: str, where: str, seen: Mapping[str, str]) -> None:
+    if record_id in seen:
         raise BadRecordError(
-            f"{record.where}: the id {record.id!r} was used at {seen[record.id]}.",
+            f"{where}: the id {record_id!r} was used at {seen[record_id]}.",
             "Give every record its own id; the validation split hangs on it.",
         )
 

@@ -31,6 +31,8 @@ class Extraction:
         max_prompt_tokens: records with a longer prompt are dropped and counted.
         max_records, max_tokens: a seeded random choice of at most so many records, or about so many supervised tokens.
         draft_vocab_size: size of the reduced vocabulary chosen from the supervised tokens.
+        vocabulary: folder of a drafter or of another cache whose draft vocabulary is taken as it is, to train that
+            drafter further; draft_vocab_size is then not read.
         shard_size: records per shard; also how much is lost when the run is killed.
         batch_tokens: padded tokens per target forward.
         dtype: of the target's weights: float32, bfloat16, float16; the fastest exact one of the device when not given.
@@ -53,6 +55,7 @@ class Extraction:
     max_records: int | None = None
     max_tokens: int | None = None
     draft_vocab_size: int = 8192
+    vocabulary: str | None = None
     shard_size: int = 256
     batch_tokens: int = 2048
     dtype: str | None = None

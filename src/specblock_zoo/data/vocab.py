@@ -1,14 +1,18 @@
-"""Choose the reduced draft vocabulary from the supervised tokens."""
+"""The reduced draft vocabulary: chosen from the supervised tokens, or a drafter's own, which is never rebuilt."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Int64
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specblock_zoo.data.examples import Example
-from specblock_zoo.functional.vocab import VocabMap, build_vocab_map
+from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.functional.vocab import VocabMap, build_vocab_map, check_vocab_map
 
 
 def count_supervised(examples: Iterable[Example], vocab_size: int) -> Int64[Tensor, " target_vocab"]:
@@ -25,3 +29,33 @@ def choose_vocabulary(
     """The most frequent supervised tokens, `draft_vocab_size` of them or the whole vocabulary where it is smaller."""
     counts = count_supervised(examples, vocab_size)
     return build_vocab_map(counts, min(draft_vocab_size, vocab_size), always)
+
+
+VOCAB_FILE = "vocab.safetensors"
+DRAFTER_FILE = "model.safetensors"
+
+
+def take_vocabulary(folder: Path, examples: Iterable[Example], vocab_size: int) -> VocabMap:
+    """The map of a cache or drafter folder; its coverage is counted on these examples.
+
+    Raises:
+        ConfigurationError: the folder holds no map.
+        VocabularyMismatchError: the map contradicts itself, or is for a target of another vocabulary.
+    """
+    file = next((folder / name for name in (VOCAB_FILE, DRAFTER_FILE) if (folder / name).is_file()), folder)
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            d2t, t2d = tensors.get_tensor("d2t"), tensors.get_tensor("t2d")
+    except (OSError, SafetensorError) as cause:
+        raise ConfigurationError(
+            f"vocabulary is {str(folder)!r}; no draft vocabulary can be read there ({cause}).",
+            f"Give the folder of a cache ({VOCAB_FILE}) or of a drafter ({DRAFTER_FILE}).",
+        ) from cause
+    check_vocab_map(d2t, t2d, vocab_size)
+    counts = count_supervised(examples, vocab_size)
+    return VocabMap(d2t, t2d, float(counts[t2d].sum() / counts.sum()))
+
+
+def vocabulary_sha256(vocab: VocabMap) -> str:
+    """Hash of which target tokens are drafted."""
+    return hashlib.sha256(vocab.t2d.numpy().tobytes()).hexdigest()

@@ -80,8 +80,10 @@ def score_slot(
         weights: of each row in the sum; zero for rows that only continue a path.
     """
     dtype = product_dtype(states)
+    trains = torch.is_grad_enabled() and (states.requires_grad or head.requires_grad)
+    kept = trains and states.shape[0] * head.shape[0] <= settings.kept_logits
     found: tuple[Tensor, ...] = _ScoreSlot.apply(  # type: ignore[no-untyped-call]  # torch leaves `apply` untyped
-        states.to(dtype), head.to(dtype), weights, teacher, settings
+        states.to(dtype), head.to(dtype), weights, teacher, (settings, kept)
     )
     return SlotScores(*found)
 
@@ -95,11 +97,15 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
 class _ScoreSlot(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, head: Tensor, weights: Tensor, teacher: TeacherRows, settings: HeadSettings
+        ctx: Any,
+        states: Tensor,
+        head: Tensor,
+        weights: Tensor,
+        teacher: TeacherRows,
+        how: tuple[HeadSettings, bool],
     ) -> tuple[Tensor, ...]:
-        size = (states.shape[0], head.shape[0])
-        keep = any(ctx.needs_input_grad) and size[0] * size[1] <= settings.kept_logits
-        gradient = states.new_empty(size) if keep else None
+        settings, kept = how
+        gradient = states.new_empty(states.shape[0], head.shape[0]) if kept else None
         total = torch.zeros((), dtype=torch.float32, device=states.device)
         facts = []
         with torch.autocast(states.device.type, enabled=False):

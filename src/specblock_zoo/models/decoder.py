@@ -29,7 +29,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # Under autocast `x` is bfloat16 and the weight float32; torch has a fused kernel for equal dtypes only.
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 @lru_cache(maxsize=32)

@@ -46,6 +46,8 @@ class TargetFamily:
         model_types: values of `config.model_type` that belong to it.
         config_class, model_class: the transformers classes that tests build tiny targets from.
         tiny_facts: keyword arguments of the family's smallest useful config.
+        layers_start_drafters: whether its decoder layers compute what a drafter's do (pre-norm, plain RMSNorm, SwiGLU), so
+            that copies of them may start one.
         mask_by_layer_type: whether the decoder takes ready-made attention masks as a dict by layer type, else one mask.
     """
 
@@ -54,7 +56,13 @@ class TargetFamily:
     config_class: type[PreTrainedConfig]
     model_class: type[PreTrainedModel]
     tiny_facts: tuple[tuple[str, Any], ...]
+    layers_start_drafters: bool = True
     mask_by_layer_type: bool = False
+
+    def rope_parameters(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """Rotary parameters of the layers that see the whole prefix, or of all where they share them."""
+        found: dict[str, Any] = config.rope_parameters
+        return dict(found.get("full_attention", found))
 
     def tap_layers(self, config: PreTrainedConfig) -> tuple[int, ...]:
         """Default tap layers of a target with this config."""

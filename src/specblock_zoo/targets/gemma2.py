@@ -20,5 +20,6 @@ GEMMA2 = TargetFamily(
         ("sliding_window", 8),
         ("attn_implementation", "eager"),
     ),
+    layers_start_drafters=False,
     mask_by_layer_type=True,
 )

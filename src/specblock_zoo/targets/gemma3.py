@@ -17,5 +17,6 @@ GEMMA3 = TargetFamily(
         ("sliding_window", 8),
         ("sliding_window_pattern", 3),
     ),
+    layers_start_drafters=False,
     mask_by_layer_type=True,
 )

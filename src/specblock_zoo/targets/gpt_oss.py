@@ -19,5 +19,6 @@ GPT_OSS = TargetFamily(
         ("sliding_window", 8),
         ("attn_implementation", "eager"),
     ),
+    layers_start_drafters=False,
     mask_by_layer_type=True,
 )

@@ -17,4 +17,5 @@ QWEN3_MOE = TargetFamily(
         ("num_experts_per_tok", 2),
         ("moe_intermediate_size", 24),
     ),
+    layers_start_drafters=False,
 )

@@ -191,8 +191,8 @@ def _memory(
         "activations of the layers",
         layers * size / GIB,
         "GiB per device",
-        f"{batching.batch_tokens:,} tokens x rows per token (alpha {assumed.alpha:g}) x {config.num_hidden_layers} layers"
-        f" x {values_per_row(config):,} values x {size} bytes",
+        f"{batching.batch_tokens:,} tokens x rows per token (alpha {assumed.alpha:g})"
+        f" x {config.num_hidden_layers} layers x {values_per_row(config):,} values x {size} bytes",
     )
     yield Line(
         "gradients kept by the draft head",
@@ -204,13 +204,13 @@ def _memory(
 
 
 def _tokens(config: SpecBlockConfig, batching: Batching, assumed: Assumptions) -> Iterator[Line]:
-    states = len(config.tap_layers) + 1
-    token = states * config.target_hidden_size * BYTES_PER_STATE + BYTES_PER_ID_AND_MASK
+    states, hidden = len(config.tap_layers) + 1, config.target_hidden_size
+    token = states * hidden * BYTES_PER_STATE + BYTES_PER_ID_AND_MASK
     yield Line(
         "cache per token",
         token,
         "bytes",
-        f"({states - 1} taps + last state) x {config.target_hidden_size:,} x {BYTES_PER_STATE} + {BYTES_PER_ID_AND_MASK}",
+        f"({states - 1} taps + last state) x {hidden:,} x {BYTES_PER_STATE} + {BYTES_PER_ID_AND_MASK}",
     )
     yield Line("cache", token * assumed.train_tokens / GIB, "GiB", f"{token:,} x {assumed.train_tokens:,} tokens")
     yield Line(

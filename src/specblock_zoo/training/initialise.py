@@ -47,7 +47,7 @@ def drafter_config(
         CacheMismatchError: an option contradicts a fact.
     """
     options = options or {}
-    rope = dict(target.rope_parameters)
+    rope = family_of(target).rope_parameters(target)
     scaling = {} if rope.get("rope_type", "default") == "default" else {"rope_scaling": rope}
     from_target = {
         **{name: getattr(target, name) for name in COPIED_SHAPES},
@@ -74,9 +74,14 @@ def copy_last_layers(drafter: SpecBlockDrafter, target: PreTrainedModel) -> None
         drafter: written in place; its vocabulary map must be set.
 
     Raises:
-        ConfigurationError: a tensor to copy has another shape in the drafter.
+        ConfigurationError: the target's layers are of another kind, or a tensor has another shape in the drafter.
     """
     family = family_of(target.config)
+    if not family.layers_start_drafters:
+        raise ConfigurationError(
+            f"Layers of the {family.name} family cannot start a drafter: they compute something else than its own.",
+            "Use initialise: scratch.",
+        )
     first_copied = len(family.decoder_layers(target)) - len(drafter.layers)
     if first_copied < 1:
         raise ConfigurationError(

@@ -1,0 +1,210 @@
+"""Prompts -> answers by the target itself: a drafter learns the distribution it will be judged by.
+
+Batches are planned from all prompts, so that a resumed run makes the batches the interrupted one would have made, and
+the finished file is the same to the byte.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from transformers import PreTrainedTokenizerBase
+
+from specblock_zoo.data.chat import prompt_ids
+from specblock_zoo.data.engines import Answer, AnswerEngine, Question, engine_class
+from specblock_zoo.data.records import checked_messages, read_objects
+from specblock_zoo.data.settings import DTYPES
+from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
+from specblock_zoo.targets.local import fast_dtype, load_target
+
+FORM = "Each line needs an id and one of: prompt (text), turns (the first is asked), messages (role, content)."
+
+
+@dataclass(frozen=True)
+class AnswerSettings:
+    """Arguments of `specblock answers`.
+
+    Attributes:
+        prompts: files, `.jsonl` or `.jsonl.gz`: id, and prompt, turns or messages; source and license are kept.
+        target: name of an embedded target, a model folder, or a Hub repository.
+        out: the `.jsonl` file of answers; an interrupted one is continued.
+        temperatures: each prompt gets one of them, by a hash of its id; name one twice to give it twice the share.
+        max_new_tokens: at most that many tokens of answer.
+        max_prompt_tokens: longer prompts are left out and counted.
+        max_prompts: only so many prompts, the first ones.
+        batch_size: prompts of like length answered at once.
+        thinking: sets the chat template's switch for reasoning; its own default when not given.
+        engine: who runs the target: local.
+        dtype: of the target's weights: float32, bfloat16, float16; the fastest exact one of the device when not given.
+        device: where the target runs.
+        seed: of the sampling.
+    """
+
+    prompts: list[str]
+    target: str
+    out: str
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    max_new_tokens: int = 384
+    max_prompt_tokens: int = 512
+    max_prompts: int | None = None
+    batch_size: int = 16
+    thinking: bool | None = None
+    engine: str = "local"
+    dtype: str | None = None
+    device: str = "cpu"
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises `ConfigurationError` or `UnknownNameError` unless every value is in range."""
+        engine_class(self.engine)
+        for name in ("max_new_tokens", "max_prompt_tokens", "max_prompts", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} is {value}; expected at least 1.", "Correct the argument.")
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise ConfigurationError(
+                f"temperatures are {self.temperatures}; expected one or more, each at least 0.", "Correct them."
+            )
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigurationError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}.", "Choose one.")
+        if Path(self.out).suffix != ".jsonl":
+            raise ConfigurationError(
+                f"out is {self.out!r}; expected a name ending in .jsonl.", "Compress the file once it is finished."
+            )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, and what of it goes into its record."""
+
+    question: Question
+    temperature: float
+    facts: dict[str, Any]
+
+
+def temperature_of(record_id: str, temperatures: Sequence[float]) -> float:
+    """One of the temperatures, by the id alone."""
+    return temperatures[int.from_bytes(hashlib.sha256(record_id.encode()).digest()[8:16]) % len(temperatures)]
+
+
+def messages_of(fields: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """The conversation a prompt's line stands for.
+
+    Raises:
+        BadRecordError: it has none of the three forms.
+    """
+    messages, turns = fields.get("messages"), fields.get("turns")
+    text = turns[0] if isinstance(turns, list) and turns else fields.get("prompt")
+    if messages:
+        return [dict(message) for message in checked_messages(messages, where)]
+    if isinstance(text, str) and text:
+        return [{"role": "user", "content": text}]
+    raise BadRecordError(f"{where}: keys are {', '.join(sorted(fields))}; no prompt among them can be read.", FORM)
+
+
+def read_prompts(settings: AnswerSettings, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Prompt], int]:
+    """The prompts in order, and how many were too long.
+
+    Raises:
+        BadRecordError: a line cannot be read, or repeats an id; file and line are named.
+        EmptyDataError: no prompt is left.
+    """
+    prompts: list[Prompt] = []
+    too_long = 0
+    for where, fields in read_objects([Path(file) for file in settings.prompts]):
+        if len(prompts) == settings.max_prompts:
+            break
+        ids = prompt_ids(tokenizer, messages_of(fields, where), settings.thinking)
+        if len(ids) > settings.max_prompt_tokens:
+            too_long += 1
+            continue
+        facts: dict[str, Any] = {name: fields[name] for name in ("source", "license") if name in fields}
+        temperature = temperature_of(fields["id"], settings.temperatures)
+        prompts.append(Prompt(Question(fields["id"], tuple(ids)), temperature, facts))
+    if not prompts:
+        raise EmptyDataError(
+            f"{', '.join(settings.prompts)}: no prompt is left; {too_long} exceed max_prompt_tokens "
+            f"{settings.max_prompt_tokens}.",
+            "Give prompts, or raise max_prompt_tokens.",
+        )
+    return prompts, too_long
+
+
+def plan_batches(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[Prompt]]:
+    """Batches of one temperature and like length, the shortest first."""
+    for temperature in sorted({prompt.temperature for prompt in prompts}):
+        like = [prompt for prompt in prompts if prompt.temperature == temperature]
+        like.sort(key=lambda prompt: (len(prompt.question.prompt_ids), prompt.question.id))
+        yield from (like[start : start + batch_size] for start in range(0, len(like), batch_size))
+
+
+def answered_ids(out: Path) -> set[str]:
+    """Ids of a file's records; a last line that a killed run left unfinished is cut off."""
+    if not out.exists():
+        return set()
+    content = out.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with out.open("r+b") as stream:
+            stream.truncate(len(whole))
+    return {fields["id"] for _, fields in read_objects([out])} if whole else set()
+
+
+def as_line(prompt: Prompt, answer: Answer, target: str) -> str:
+    """One answer record, as `records` reads it."""
+    record = {
+        "id": prompt.question.id,
+        **prompt.facts,
+        "prompt_ids": prompt.question.prompt_ids,
+        "answer_ids": answer.answer_ids,
+        "temperature": prompt.temperature,
+        "finish": answer.finish,
+        "target": target,
+    }
+    return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def write_answers(settings: AnswerSettings) -> int:
+    """Answers every prompt that `settings.out` has no answer for; returns how many that were.
+
+    Raises:
+        ConfigurationError, UnknownNameError, BadRecordError, EmptyDataError: bad input.
+        MissingPackageError: an embedded target whose package is absent.
+    """
+    settings.check()
+    dtype = DTYPES[settings.dtype] if settings.dtype else fast_dtype(settings.device)
+    model, tokenizer = load_target(settings.target, dtype, settings.device)
+    prompts, too_long = read_prompts(settings, tokenizer)
+    out = Path(settings.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    done = answered_ids(out)
+    batches = [batch for batch in plan_batches(prompts, settings.batch_size) if not _ids(batch) <= done]
+    console = Console(stderr=True)
+    left = sum(len(_ids(batch) - done) for batch in batches)
+    console.print(f"{len(prompts):,} prompts ({too_long} too long), {left:,} without an answer", highlight=False)
+    engine = engine_class(settings.engine)(model, tokenizer)
+    with out.open("a", encoding="utf-8") as stream:
+        for batch in track(batches, description="answers", console=console):
+            # A batch cut short by a kill is made again whole: its sampling depends on all of it.
+            lines = _answer(engine, batch, settings)
+            pairs = zip(batch, lines, strict=True)
+            stream.write("".join(line for prompt, line in pairs if prompt.question.id not in done))
+            stream.flush()
+            os.fsync(stream.fileno())
+    return left
+
+
+def _ids(batch: Sequence[Prompt]) -> set[str]:
+    return {prompt.question.id for prompt in batch}
+
+
+def _answer(engine: AnswerEngine, batch: Sequence[Prompt], settings: AnswerSettings) -> list[str]:
+    questions = [prompt.question for prompt in batch]
+    answers = engine.answer(questions, batch[0].temperature, settings.max_new_tokens, settings.seed)
+    return [as_line(prompt, answer, settings.target) for prompt, answer in zip(batch, answers, strict=True)]

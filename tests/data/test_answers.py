@@ -1,0 +1,140 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specblock_zoo.data.answers import (
+    AnswerSettings,
+    answered_ids,
+    messages_of,
+    plan_batches,
+    read_prompts,
+    temperature_of,
+    write_answers,
+)
+from specblock_zoo.data.engines import LocalEngine
+from specblock_zoo.data.records import read_records
+from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError, UnknownNameError
+from tests.support.tiny_pair import character_tokenizer
+
+PROMPTS = [{"id": f"p{i}", "prompt": "ab" * (1 + i % 5), "source": "s", "category": "c"} for i in range(11)]
+
+
+@pytest.fixture
+def settings(tiny_run, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+    return AnswerSettings(
+        [str(file)],
+        str(tiny_run.target),
+        str(tmp_path / "answers.jsonl"),
+        max_new_tokens=6,
+        batch_size=3,
+        dtype="float32",
+    )
+
+
+def lines_of(settings):
+    with open(settings.out) as stream:
+        return [json.loads(line) for line in stream]
+
+
+def test_every_prompt_gets_one_record_that_the_cache_can_read(settings):
+    assert write_answers(settings) == 11
+    lines = lines_of(settings)
+    assert sorted(line["id"] for line in lines) == sorted(prompt["id"] for prompt in PROMPTS)
+    for line in lines:
+        assert line.keys() == {"id", "source", "prompt_ids", "answer_ids", "temperature", "finish", "target"}
+        assert line["target"] == settings.target
+        assert len(line["answer_ids"]) == 6 if line["finish"] == "length" else line["answer_ids"][-1] == 2
+    records = list(read_records([Path(settings.out)]))
+    assert [record.id for record in records] == [line["id"] for line in lines]
+
+
+def test_the_temperatures_are_mixed_by_id_in_their_shares():
+    ids = [f"p{i}" for i in range(3000)]
+    drawn = [temperature_of(record_id, (0.0, 0.0, 1.0)) for record_id in ids]
+    assert drawn.count(0.0) == pytest.approx(2000, abs=120)
+    assert [temperature_of(record_id, (0.0, 0.0, 1.0)) for record_id in ids] == drawn
+
+
+@pytest.mark.parametrize("cut", [0, 30, 400, 1001])
+def test_a_killed_run_is_taken_up_and_ends_in_the_same_bytes(settings, tmp_path, cut):
+    write_answers(settings)
+    with open(settings.out, "rb") as stream:
+        whole = stream.read()
+    assert len(whole) > 1001
+    part = replace(settings, out=str(tmp_path / "part.jsonl"))
+    (tmp_path / "part.jsonl").write_bytes(whole[:cut])
+    assert write_answers(part) == 11 - whole[:cut].count(b"\n")
+    assert (tmp_path / "part.jsonl").read_bytes() == whole
+
+
+def test_finished_answers_are_not_made_again(settings, monkeypatch):
+    write_answers(settings)
+
+    def refuse(*arguments):
+        raise AssertionError("the target ran again")
+
+    monkeypatch.setattr(LocalEngine, "answer", refuse)
+    assert write_answers(settings) == 0
+
+
+def test_batches_have_one_temperature_and_like_lengths(settings):
+    prompts, _ = read_prompts(settings, character_tokenizer())
+    batches = list(plan_batches(prompts, 3))
+    assert sorted(p.question.id for batch in batches for p in batch) == sorted(p["id"] for p in PROMPTS)
+    for batch in batches:
+        assert len({prompt.temperature for prompt in batch}) == 1
+        assert len(batch) <= 3
+    for temperature in settings.temperatures:
+        lengths = [len(p.question.prompt_ids) for b in batches for p in b if p.temperature == temperature]
+        assert lengths == sorted(lengths)
+
+
+def test_long_prompts_are_left_out_and_counted(settings):
+    prompts, too_long = read_prompts(replace(settings, max_prompt_tokens=12), character_tokenizer())
+    assert len(prompts) + too_long == 11
+    assert 0 < too_long < 11
+    with pytest.raises(EmptyDataError, match="11 exceed max_prompt_tokens 1"):
+        read_prompts(replace(settings, max_prompt_tokens=1), character_tokenizer())
+    assert len(read_prompts(replace(settings, max_prompts=4), character_tokenizer())[0]) == 4
+
+
+def test_the_three_forms_of_a_prompt():
+    asked = [{"role": "user", "content": "q"}]
+    for fields in ({"prompt": "q"}, {"turns": ["q", "later"]}, {"messages": asked}):
+        assert messages_of(fields, "f:1") == asked
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt": ""}, {"prompt": 3}, {"turns": []}, {"messages": [{"role": "user"}]}])
+def test_a_prompt_without_text_is_refused_with_its_place(fields):
+    with pytest.raises(BadRecordError, match="f:1"):
+        messages_of(fields, "f:1")
+
+
+def test_an_unfinished_last_line_is_cut_off(tmp_path):
+    out = tmp_path / "a.jsonl"
+    assert answered_ids(out) == set()
+    out.write_text('{"id": "a"}\n{"id": "b", "ans')
+    assert answered_ids(out) == {"a"}
+    assert out.read_text() == '{"id": "a"}\n'
+    out.write_text('{"id": "b", "ans')
+    assert answered_ids(out) == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "named"),
+    [
+        ({"engine": "remote"}, UnknownNameError, "remote"),
+        ({"batch_size": 0}, ConfigurationError, "batch_size is 0"),
+        ({"temperatures": (0.0, -1.0)}, ConfigurationError, "-1.0"),
+        ({"temperatures": ()}, ConfigurationError, "temperatures"),
+        ({"dtype": "int4"}, ConfigurationError, "int4"),
+        ({"out": "answers.jsonl.gz"}, ConfigurationError, "answers.jsonl.gz"),
+    ],
+)
+def test_bad_arguments_are_refused_before_the_target_is_loaded(settings, change, error, named):
+    with pytest.raises(error, match=named):
+        write_answers(replace(settings, **{"target": "/nowhere", **change}))

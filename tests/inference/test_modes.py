@@ -1,0 +1,119 @@
+"""A target is asked once whether it judges trees; where it does not, chains are drafted and the text is the same."""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specblock_zoo.errors import UnsupportedOptionError
+from specblock_zoo.inference import modes
+from specblock_zoo.inference.modes import form_of, judges_trees, tree_deviation
+from specblock_zoo.inference.verify import Form
+from specblock_zoo.targets.registry import FAMILIES
+from tests.support.decoding import generate, prompt_ids, scripted_drafter, target_of
+
+pytestmark = pytest.mark.generation
+
+LENGTH, NEW = 11, 14
+
+
+@pytest.fixture(autouse=True)
+def _nothing_asked_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(modes, "_answers", {})
+    yield
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_family_judges_trees(family: str, dtype: torch.dtype) -> None:
+    model = target_of(family).to(dtype)
+    assert tree_deviation(model, Form.ADDITIVE) < modes.TOLERANCES.get(dtype, modes.LOW_PRECISION_TOLERANCE)
+    assert form_of(model) is Form.ADDITIVE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_masks_that_are_not_heeded_are_noticed(family: str) -> None:
+    assert tree_deviation(target_of(family), Form.CAUSAL) > 2 * modes.LOW_PRECISION_TOLERANCE
+
+
+class DeafModel(type(target_of("llama"))):
+    """Loses ready-made masks, as a release of transformers once did."""
+
+    def forward(self, *args: object, attention_mask: torch.Tensor | None = None, **kwargs: object) -> object:
+        mask = attention_mask if attention_mask is None or attention_mask.ndim == 2 else None
+        return super().forward(*args, attention_mask=mask, **kwargs)
+
+
+def deaf() -> PreTrainedModel:
+    heard = target_of("llama")
+    model = DeafModel(heard.config).eval().requires_grad_(False)
+    model.load_state_dict(heard.state_dict())
+    return model
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_a_failing_comparison_falls_back_to_chains_with_one_warning(padding: int) -> None:
+    model, ids = deaf(), torch.nn.functional.pad(prompt_ids(LENGTH), (padding, 0))
+    mask = torch.nn.functional.pad(torch.ones(1, LENGTH, dtype=torch.int64), (padding, 0))
+    text = generate(model, ids, NEW, attention_mask=mask)
+    drafter = scripted_drafter(model, text[:, padding:], lambda index: (0, 0, 1)[index % 3], num_blocks=2)
+    with pytest.warns(UserWarning, match="DeafModel with sdpa attention"):
+        first = generate(model, ids, NEW, assistant_model=drafter, attention_mask=mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = generate(model, ids, NEW, assistant_model=drafter, attention_mask=mask)
+    assert torch.equal(first, text)
+    assert torch.equal(second, text)
+    assert drafter.last_stats.tau > 1.0
+    for each in drafter.last_stats.history:
+        assert each.tree.parents.tolist() == list(range(-1, len(each.tree) - 1))
+
+
+@pytest.mark.filterwarnings("ignore:DeafModel")
+def test_strict_drafters_refuse_instead() -> None:
+    model = deaf()
+    drafter = scripted_drafter(model, prompt_ids(LENGTH))
+    drafter.strict = True
+    with pytest.raises(UnsupportedOptionError, match="DeafModel"):
+        generate(model, prompt_ids(LENGTH), NEW, assistant_model=drafter)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chains_without_a_mask_write_the_same_text(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What attention implementations without masks do; here asked of one that would take them."""
+    model = target_of(family)
+    monkeypatch.setitem(modes.FORMS, model.config._attn_implementation, Form.CAUSAL)
+    text = generate(model, prompt_ids(LENGTH), NEW)
+    drafter = scripted_drafter(model, text, lambda index: -(index % 5 == 0), num_blocks=2)
+    assert torch.equal(generate(model, prompt_ids(LENGTH), NEW, assistant_model=drafter), text)
+    assert drafter.last_stats.tau > 2.0
+
+
+def test_nobody_is_asked_twice() -> None:
+    asked = []
+
+    def compare(*_: object) -> float:
+        asked.append(1)
+        return 0.0
+
+    model = target_of("llama")
+    assert judges_trees(model, Form.ADDITIVE, compare)
+    assert judges_trees(model, Form.ADDITIVE, compare)
+    model.set_attn_implementation("eager")
+    assert judges_trees(model, Form.ADDITIVE, compare)
+    assert len(asked) == 2
+
+
+def test_unknown_attention_is_refused_with_the_known_ones() -> None:
+    model = target_of("llama")
+    model.config._attn_implementation = "paged|sdpa"
+    with pytest.raises(UnsupportedOptionError, match=r"paged\|sdpa.*sdpa, eager"):
+        form_of(model)
+
+
+def test_flash_attention_drafts_chains_without_being_asked() -> None:
+    model = target_of("llama")
+    model.config._attn_implementation = "flash_attention_2"
+    assert form_of(model) is Form.CAUSAL
