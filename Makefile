@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-che
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: install demo test test-slow lint types contracts
+.PHONY: install demo test test-slow test-distributed lint types contracts
 
 install: $(STAMP)
 
@@ -29,6 +29,9 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
+
+test-distributed: $(STAMP)
+	$(BIN)/python -m pytest -q -m distributed
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -7,7 +7,7 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from specblock_zoo.cli.commands import COMMANDS, Group, add_command, add_options, cache, call, settings_class, summary
-from specblock_zoo.data.build_cache import CacheSettings
+from specblock_zoo.cli.demo import demo
 from specblock_zoo.data.manifest import read_manifest
 from specblock_zoo.data.settings import CacheSettings
 from tests.support.tiny import TinyRun
@@ -55,6 +55,13 @@ def test_the_fields_of_a_settings_dataclass_are_flags() -> None:
     calls.clear()
     call(turn, parsed(turn, ["--size", "4", "--names", "a", "b"]))
     assert calls == [Knobs(4, ["a", "b"])]
+
+
+@pytest.mark.parametrize(("words", "value"), [([], False), (["--json"], True), (["--json", "--threads=1"], True)])
+def test_a_bare_switch_means_yes(words: list[str], value: bool) -> None:
+    parser = ArgumentParser()
+    add_options(parser, demo)
+    assert parser.parse_args(words).json is value
 
 
 def test_every_command_has_a_one_line_summary() -> None:

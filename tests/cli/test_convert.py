@@ -6,6 +6,7 @@ import pytest
 
 from specblock_zoo.cli.convert import convert, export
 from specblock_zoo.cli.main import main
+from specblock_zoo.errors import ConfigurationError, UnknownNameError
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.models.specblock.published import is_published
 from tests.support.drafters import tiny_drafter
@@ -31,6 +32,22 @@ def test_there_and_back(native: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_an_export_says_what_it_needs(native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     export(str(native), tmp_path / "out")
     assert "speculators layout. Stock vLLM" in capsys.readouterr().out
+
+
+def test_a_folder_of_the_other_layout_is_refused_with_the_right_command(native: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"has the native layout.*convert native {native}"):
+        convert("published", native, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("config", [None, "{", "[]", '{"model_type": "llama"}'])
+def test_a_folder_without_a_drafter_is_refused(tmp_path: Path, config: str | None) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    if config is not None:
+        (folder / "config.json").write_text(config)
+    with pytest.raises(UnknownNameError, match=str(folder)):
+        convert("native", folder, tmp_path / "out")
 
 
 def test_the_documented_command_lines_are_understood(

@@ -54,6 +54,7 @@ def test_the_seed_decides_the_sampled_text(tiny_folders: TinyFolders, capsys: py
     [
         (("--drafter", "specblock-nobody"), "No drafter is called 'specblock-nobody'"),
         (("--max_new_tokens=9999",), f"the target has {POSITIONS} positions"),
+        (("--drafter", ""), "has no config.json"),
     ],
 )
 def test_mistakes_cost_one_paragraph_and_exit_code_2(
@@ -76,9 +77,16 @@ def test_another_tokenizer_is_refused(
     assert "the drafter was trained with 000000000000" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", ["--max_new_tokens=0", "--sampling.temperature=-1", "--dtype=float8"])
+@pytest.mark.parametrize(
+    "flag", ["--max_new_tokens=0", "--sampling.temperature=-1", "--dtype=float8", "--sampling.seed=-1"]
+)
 def test_values_out_of_range_are_usage_errors(tiny_folders: TinyFolders, flag: str) -> None:
     assert run(command(tiny_folders, "hi", flag)) == USER_ERROR
+
+
+def test_a_prompt_that_is_no_text_is_refused(tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command(tiny_folders, "caf\udce9")) == USER_ERROR
+    assert r"not UTF-8: '\udce9' at character 3" in capsys.readouterr().err
 
 
 def test_temperature_zero_is_greedy() -> None:

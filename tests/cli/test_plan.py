@@ -7,7 +7,7 @@ import yaml
 from jsonargparse import Namespace
 
 from specblock_zoo.cli.main import main
-from specblock_zoo.cli.plan import batching_of, number, target_shapes
+from specblock_zoo.cli.plan import batching_of, devices_per_node, number, target_shapes
 from specblock_zoo.errors import ConfigurationError, UnknownNameError
 from specblock_zoo.targets.registry import family_of
 from tests.support import REPOSITORY
@@ -28,6 +28,16 @@ TARGET_PARAMETERS = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
 }
+
+
+@pytest.mark.parametrize(("devices", "count"), [("auto", 1), ("-1", 1), ("4", 4), ("0,2", 2), ("[0, 1, 2]", 3)])
+def test_devices_are_counted(devices: str, count: int) -> None:
+    assert devices_per_node(devices) == count
+
+
+def test_devices_that_are_no_number_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'foo'"):
+        devices_per_node("foo")
 
 
 def test_every_configuration_is_priced_here() -> None:

@@ -50,7 +50,15 @@ def test_the_loss_falls_on_a_repeated_batch_and_validation_is_logged(tiny_run: T
     assert losses[-1] < 0.7 * losses[0]
     assert rows(tmp_path, "val_tau_teacher_forced")[-1] >= 1
     assert rows(tmp_path, "val_rows")[-1] > 0
-    for name in ("val_alpha_b0_s0", "val_alpha_b2_s3", "val_precision_0", "val_recall_3", "val_f1_2"):
+    for name in (
+        "val_alpha_b0_s0",
+        "val_alpha_b2_s3",
+        "val_precision_0",
+        "val_recall_3",
+        "val_f1_2",
+        "val_share_1",
+        "val_confusion_0_3",
+    ):
         assert all(0 <= value <= 1 for value in rows(tmp_path, name))
 
 
@@ -124,6 +132,9 @@ def test_a_checkpoint_of_another_vocabulary_ends_with_exit_code_two(
         ("--model.target=/nowhere", "nowhere"),
         ("--data.val_fraction=1.5", "1.5"),
         ("--trainer.max_epochs=-1", "finite"),
+        ("--trainer.accelerator=gpu", "gpu"),
+        ("--ckpt_path=nowhere.ckpt", "no checkpoint nowhere.ckpt"),
+        (f"--ckpt_path={__file__}", "is no whole checkpoint"),
     ],
 )
 def test_every_mistake_is_one_paragraph_and_exit_code_two(
@@ -177,6 +188,14 @@ def test_shipped_callbacks_add_to_a_configuration(
     if name == "tau":
         assert rows(tmp_path, "tau")[-1] >= 1
         assert [file for file in kept if file.startswith("best-tau=")]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_can_be_the_logger(tiny_run: TinyRun, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    flags = ["--trainer.max_steps=1", "--trainer.logger=lightning.pytorch.loggers.TensorBoardLogger"]
+    assert fit(tiny_run, tmp_path, *flags, f"--trainer.logger.save_dir={tmp_path / 'board'}") == 0
+    assert list((tmp_path / "board").rglob("events.out.tfevents.*"))
 
 
 def test_clipping_bounds_the_update_and_bfloat16_products_leave_weights_float32(

@@ -120,11 +120,12 @@ def test_a_finished_cache_is_not_computed_again(settings, monkeypatch):
     assert build_cache(settings) == first
 
 
-def test_a_truncated_shard_is_computed_again(settings, tmp_path):
+@pytest.mark.parametrize("spoil", [lambda data: data[:-9], lambda data: b"x" * len(data)], ids=["cut", "overwritten"])
+def test_a_spoilt_shard_is_computed_again(settings, tmp_path, spoil):
     build_cache(settings)
     whole = contents(tmp_path / "cache")
     file = tmp_path / "cache" / "shard-00001.arrow"
-    file.write_bytes(file.read_bytes()[:-9])
+    file.write_bytes(spoil(file.read_bytes()))
     build_cache(settings)
     assert contents(tmp_path / "cache") == whole
 
@@ -195,6 +196,13 @@ def test_bad_arguments_are_refused_before_anything_is_written(settings, tmp_path
     with pytest.raises(ConfigurationError, match=named):
         build_cache(replace(settings, **change))
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_refused_and_kept(settings, tmp_path):
+    (tmp_path / "cache").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"out is '.*cache'"):
+        build_cache(settings)
+    assert (tmp_path / "cache").read_text() == "mine"
 
 
 def test_a_full_disk_is_foreseen(settings, tmp_path, monkeypatch):

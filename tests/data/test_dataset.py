@@ -64,6 +64,12 @@ def test_max_length_cuts_every_column_and_drops_what_loses_its_answer(tmp_path):
         assert [tap.shape for tap in cut.taps] == [cut.teacher[LAST_HIDDEN].shape] * 3
 
 
+def test_a_limit_below_one_is_refused(tmp_path):
+    make_cache(tmp_path)
+    with pytest.raises(ConfigurationError, match="max_length is 0; expected at least 1"):
+        FeatureDataset(FeatureCache(tmp_path), [0], max_length=0)
+
+
 def test_a_limit_that_leaves_nothing_is_refused(tmp_path):
     examples, _ = make_cache(tmp_path, lengths=(9, 9, 9, 9, 9, 9))
     unsupervised = [i for i, example in enumerate(examples) if not example.loss_mask[:1].any()]

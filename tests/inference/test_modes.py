@@ -1,7 +1,6 @@
 """A target is asked once whether it judges trees; where it does not, chains are drafted and the text is the same."""
 
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,9 +19,8 @@ LENGTH, NEW = 11, 14
 
 
 @pytest.fixture(autouse=True)
-def _nothing_asked_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_asked_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modes, "_answers", {})
-    yield
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -110,6 +108,13 @@ def test_unknown_attention_is_refused_with_the_known_ones() -> None:
     model = target_of("llama")
     model.config._attn_implementation = "paged|sdpa"
     with pytest.raises(UnsupportedOptionError, match=r"paged\|sdpa.*sdpa, eager"):
+        form_of(model)
+
+
+def test_flex_attention_is_refused_on_a_cpu() -> None:
+    model = target_of("llama")
+    model.config._attn_implementation = "flex_attention"
+    with pytest.raises(UnsupportedOptionError, match="flex attention"):
         form_of(model)
 
 

@@ -70,6 +70,7 @@ BATCHES: dict[str, tuple[dict[str, Any], str]] = {
     "processor": ({"logits_processor": LogitsProcessorList([Unknown()])}, "Unknown"),
     "criterion": ({"stopping_criteria": StoppingCriteriaList([Unknown()])}, "Unknown"),
     "prefix_allowed_tokens_fn": ({"prefix_allowed_tokens_fn": lambda row, _: [row]}, "PrefixConstrained"),
+    "criterion without padding": ({"max_time": 100.0}, "MaxTimeCriteria alone"),
     "static cache": ({"cache_implementation": "static"}, "static"),
     "cache": ({CACHE_NAME: DynamicCache()}, "cache of yours"),
 }
@@ -80,8 +81,8 @@ def test_refused_for_several_rows(name: str) -> None:
     options, named = BATCHES[name]
     if name == "cache":
         options[CACHE_NAME].update(torch.zeros(2, 1, 1, 16), torch.zeros(2, 1, 1, 16), 0)
+    ids = prompt_ids(LENGTH).repeat(2, 1)
     with pytest.raises(UnsupportedOptionError, match="batch_size = 2") as caught:
-        ids = prompt_ids(LENGTH).repeat(2, 1)
         generate(target(), ids, NEW, assistant_model=random_drafter(target()), **options)
     assert named in caught.value.problem
 

@@ -1,4 +1,4 @@
-"""What `generate` honours with a drafter, for every target family: the text is plain `generate`'s, or an error says why.
+"""What `generate` honours with a drafter, for every target family: the text is plain `generate`'s.
 
 Prompts are longer than the tiny windows, so that layers with a sliding window have forgotten tokens. Two families run
 in every test run, the others with `pytest -m generation`.
@@ -43,9 +43,7 @@ pytestmark = pytest.mark.generation
 
 LENGTH, NEW, BLOCKS = 11, 14, 2
 ALWAYS = ("llama", "qwen2")
-EVERY_FAMILY = [
-    pytest.param(name, marks=[] if name in ALWAYS else [pytest.mark.slow]) for name in FAMILIES
-]
+EVERY_FAMILY = [pytest.param(name, marks=[] if name in ALWAYS else [pytest.mark.slow]) for name in FAMILIES]
 
 
 @cache

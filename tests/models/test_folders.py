@@ -1,5 +1,6 @@
 """Folders appear whole or not at all; tensors are read from safetensors only."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(WeightsMismatchError, match="safetensors"):
         read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("read", [read_tensors, read_shapes])
+@pytest.mark.parametrize("size", [0, 50, -1])
+def test_a_file_cut_short_is_refused_with_its_size(tmp_path: Path, read: Callable[[Path], object], size: int) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(2, 3)}, file)
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(WeightsMismatchError, match=rf"{file} has {file.stat().st_size} bytes and cannot be read"):
+        read(tmp_path)
 
 
 def test_differing_shapes_are_named(tmp_path: Path) -> None:

@@ -68,6 +68,18 @@ def test_bucket_scores_equal_torchmetrics_on_the_same_rows() -> None:
         torch.testing.assert_close(scores[name], reference(guess, true, num_classes=4, average="none"))
 
 
+def test_shares_and_confusion_are_parts_of_all_rows() -> None:
+    report = random_report(2)
+    counts = report.confusion.sum((0, 1))
+    scalars = summarise(report, 0.8, 1.0)
+    assert float(scalars["confusion_1_3"]) == pytest.approx(int(counts[1, 3]) / int(counts.sum()))
+    assert float(scalars["share_2"]) == pytest.approx(int(counts[2].sum()) / int(counts.sum()))
+    for name, size in (("confusion", 16), ("share", 4)):
+        parts = [value for key, value in scalars.items() if key.startswith(f"{name}_")]
+        assert len(parts) == size
+        assert float(sum(parts)) == pytest.approx(1)
+
+
 def test_empty_buckets_score_zero() -> None:
     for row in bucket_scores(torch.zeros(4, 4, dtype=torch.int64)).values():
         assert row.tolist() == [0.0] * 4

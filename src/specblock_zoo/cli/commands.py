@@ -85,12 +85,24 @@ def add_options(parser: ArgumentParser, command: Function) -> None:
     """
     parser.add_function_arguments(command, as_positional=True, skip={"settings"})
     settings = settings_class(command)
-    if settings is None:
-        return
+    if settings is not None:
+        add_fields(parser, settings)
+    allow_bare_switches(parser)
+
+
+def add_fields(parser: ArgumentParser, settings: type) -> None:
+    """Adds a flag for each field of a dataclass."""
     words = {field.name for field in fields(settings) if field.type == list[str] and field.default is MISSING}
     for name in sorted(words):
         parser.add_argument(f"--{name}", nargs="+", type=str, required=True, metavar="FILE", help="One or more files.")
     parser.add_class_arguments(settings, instantiate=False, skip=words)
+
+
+def allow_bare_switches(parser: ArgumentParser) -> None:
+    """Lets `--json` stand for `--json=true`; jsonargparse wants a value, which nobody expects of a switch."""
+    for action in parser._actions:
+        if getattr(action, "_typehint", None) is bool:
+            action.nargs, action.const = "?", True
 
 
 def call(command: Function | Group, options: Mapping[str, Any]) -> None:

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
+from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.hub.export import FormatName
 from specblock_zoo.hub.export import export as export_folder
-from specblock_zoo.hub.zoo import locate
+from specblock_zoo.hub.zoo import local, locate
 from specblock_zoo.models.specblock.convert import from_published, to_published
+from specblock_zoo.models.specblock.published import is_published
 
 
 def convert(layout: Literal["published", "native"], folder: Path, out: Path) -> None:
@@ -18,9 +20,16 @@ def convert(layout: Literal["published", "native"], folder: Path, out: Path) -> 
         out: new folder; appears whole or not at all.
 
     Raises:
+        UnknownNameError: FOLDER holds no drafter.
+        ConfigurationError: FOLDER has the other layout, or OUT is in use.
         WeightsMismatchError: tensors are missing, extra or of another shape.
         UnsupportedOptionError: the published layout cannot express this drafter.
     """
+    found = "published" if is_published(local(folder)) else "native"
+    if found != layout:
+        raise ConfigurationError(
+            f"{folder} has the {found} layout, not the {layout} one.", f"Run: specblock convert {found} {folder} {out}"
+        )
     (from_published if layout == "published" else to_published)(folder, out)
     print(f"{out}: converted, every tensor unchanged")
 

@@ -93,7 +93,7 @@ def demo_task() -> Task:
 
 
 def measure(pair: Pair, settings: RunSettings, speed_dtype: torch.dtype, prepack: bool, console: Console) -> Outcome:
-    """Compares in float32, then in the speed dtype if that is another one; models are changed in place, never copied."""
+    """Compares in float32, then in the speed dtype if that is another one; models are changed in place, not copied."""
     task = demo_task()
     if prepack and speed_dtype is torch.float32:
         pair.prepack()

@@ -5,17 +5,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, PositiveInt, restricted_number_type
 from transformers import TextStreamer
 from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.bench.tasks import check_fits, encode_prompt
+from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.hub.pairing import check_pair
 from specblock_zoo.hub.zoo import load_drafter
 from specblock_zoo.targets.local import load_target
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 DEFAULT_TARGET = "smollm2-135m"
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**64)], docstring="What torch takes as a seed.")
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Sampling:
     """
 
     temperature: NonNegativeFloat = 0.0
-    seed: int = 0
+    seed: Seed = 0  # type: ignore[valid-type]  # made by a call; an int to mypy's eyes all the same
 
     @property
     def arguments(self) -> dict[str, bool | float]:
@@ -58,13 +60,15 @@ def generate(
         dtype: of both models; auto takes bfloat16 where the device multiplies it natively, else float32.
 
     Raises:
+        ConfigurationError: the prompt is no text.
         PromptTooLongError: prompt and answer exceed the target's positions.
         UnknownNameError: no such drafter.
         TargetMismatchError: the drafter was made for another target, or for its tokenizer before a change.
     """
     disable_progress_bar()
+    check_text(prompt)
     model, tokenizer = load_target(target, dtype=dtype_of(dtype))
-    assistant = load_drafter(drafter, dtype=model.dtype) if drafter else None
+    assistant = load_drafter(drafter, dtype=model.dtype) if drafter is not None else None
     if assistant is not None:
         check_pair(model, tokenizer, assistant)
     input_ids = encode_prompt(tokenizer, prompt)
@@ -82,6 +86,17 @@ def generate(
     stats = assistant.last_stats if assistant is not None else None
     if stats is not None and stats.rounds:
         print(f"[{stats.committed} tokens in {stats.rounds} rounds, tau {stats.tau:.2f}]", file=sys.stderr)
+
+
+def check_text(prompt: str) -> None:
+    """Raises `ConfigurationError` for a prompt with bytes that are not UTF-8, which a shell passes on as they are."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as cause:
+        raise ConfigurationError(
+            f"The prompt is not UTF-8: {prompt[cause.start : cause.end]!r} at character {cause.start}.",
+            "Give the prompt in UTF-8.",
+        ) from cause
 
 
 def dtype_of(name: DtypeName) -> torch.dtype | None:

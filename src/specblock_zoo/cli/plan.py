@@ -82,15 +82,29 @@ def batching_of(data: Namespace, trainer: Namespace) -> Batching:
     devices, epochs = str(trainer.devices), trainer.max_epochs
     if epochs is None or epochs < 1:
         raise ConfigurationError(f"trainer.max_epochs is {epochs}; a plan needs a number.", "Set --trainer.max_epochs.")
-    per_node = 1 if devices in UNKNOWN_DEVICES else len(devices.split(",")) if "," in devices else int(devices)
     return Batching(
         batch_tokens=data.batch_tokens,
         max_length=data.max_length or DEFAULT_LENGTH,
-        devices=per_node * trainer.num_nodes,
+        devices=devices_per_node(devices) * trainer.num_nodes,
         accumulate=trainer.accumulate_grad_batches,
         epochs=epochs,
         bytes_per_value=2 if trainer.precision in BF16_PRECISIONS else 4,
     )
+
+
+def devices_per_node(devices: str) -> int:
+    """How many devices a Trainer's `devices` names; one where only the machine can tell.
+
+    Raises:
+        ConfigurationError: it is neither a number nor a list.
+    """
+    if devices in UNKNOWN_DEVICES:
+        return 1
+    if "," in devices:
+        return len(devices.strip("[], ").split(","))
+    if not devices.isdecimal():
+        raise ConfigurationError(f"trainer.devices is {devices!r}; a plan needs a number.", "Set --trainer.devices.")
+    return int(devices)
 
 
 def as_dict(value: Any) -> dict[str, Any]:

@@ -1,15 +1,20 @@
 """LightningCLI for the drafter: `fit` and `validate`, and the plain-function commands behind the same `--help`."""
 
+import zipfile
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.cli.commands import COMMANDS, add_command, call
 from specblock_zoo.data.datamodule import FeatureDataModule
+from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.training.module import DrafterModule
 
+CHECKPOINT_WORDS = ("last", "best", "hpc", "registry")
 DESCRIPTION = "Train SpecBlock drafters and generate with them: the target's text, in fewer forwards."
 
 
@@ -43,6 +48,30 @@ class SpecBlockCLI(LightningCLI):
         if self.subcommand in COMMANDS:
             call(COMMANDS[self.subcommand], vars(self.parser.instantiate(self.config)[self.subcommand]))
             raise SystemExit(0)
+        check_checkpoint(self.config[str(self.subcommand)].ckpt_path)
+
+
+def check_checkpoint(path: Any) -> None:
+    """Refuses a checkpoint that cannot be resumed from, before a target is loaded for it.
+
+    Args:
+        path: as in `--ckpt_path`; Lightning's words, folders of sharded checkpoints and addresses pass.
+
+    Raises:
+        ConfigurationError: there is no such file, or it is not whole.
+    """
+    named = str(path).partition(":")[0] in CHECKPOINT_WORDS
+    if path is None or named or "://" in str(path) or Path(path).is_dir():
+        return
+    if not Path(path).is_file():
+        raise ConfigurationError(
+            f"There is no checkpoint {path}.", "Give a .ckpt file, or last for the newest one of this run."
+        )
+    if not zipfile.is_zipfile(path):
+        raise ConfigurationError(
+            f"{path} has {Path(path).stat().st_size} bytes and is no whole checkpoint.",
+            "It was cut short or is another file: resume from the checkpoint before it.",
+        )
 
 
 def run(argv: list[str] | None = None) -> None:
@@ -54,13 +83,18 @@ def run(argv: list[str] | None = None) -> None:
     """
     # Lightning draws the progress bars here; those of loading and saving would cut through them.
     disable_progress_bar()
-    SpecBlockCLI(
-        DrafterModule,
-        FeatureDataModule,
-        parser_class=ZooParser,
-        parser_kwargs={"description": DESCRIPTION, "prog": "specblock"},
-        save_config_kwargs={"overwrite": True},
-        seed_everything_default=0,
-        auto_configure_optimizers=False,
-        args=argv,
-    )
+    try:
+        SpecBlockCLI(
+            DrafterModule,
+            FeatureDataModule,
+            parser_class=ZooParser,
+            parser_kwargs={"description": DESCRIPTION, "prog": "specblock"},
+            save_config_kwargs={"overwrite": True},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            args=argv,
+        )
+    except MisconfigurationException as cause:
+        raise ConfigurationError(
+            f"The trainer refuses these options: {cause}", "Correct the --trainer options."
+        ) from cause

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from specblock_zoo.data.chat import prompt_ids
 from specblock_zoo.data.engines import Answer, AnswerEngine, Question, engine_class
 from specblock_zoo.data.records import checked_messages, read_objects
-from specblock_zoo.data.settings import DTYPES
+from specblock_zoo.data.settings import DTYPES, check_device
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
 from specblock_zoo.targets.local import fast_dtype, load_target
 
@@ -63,6 +63,7 @@ class AnswerSettings:
     def check(self) -> None:
         """Raises `ConfigurationError` or `UnknownNameError` unless every value is in range."""
         engine_class(self.engine)
+        check_device(self.device)
         for name in ("max_new_tokens", "max_prompt_tokens", "max_prompts", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specblock_zoo.data.examples import Example
 from specblock_zoo.data.extract import Extracted
-from specblock_zoo.data.feature_cache import check_shard, open_shard, save_vocab_map, shard_ids, write_shard
+from specblock_zoo.data.feature_cache import open_shard, save_vocab_map, shard_ids, write_shard
 from specblock_zoo.data.layout import Layout
 from specblock_zoo.data.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
 from specblock_zoo.data.plan import Plan, describe, make_plan, tokens_per_second
@@ -21,14 +21,23 @@ from specblock_zoo.data.settings import CacheSettings
 from specblock_zoo.errors import CacheMismatchError, ConfigurationError, CorruptCacheError
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise ConfigurationError(
+            f"out is {str(folder)!r}; no folder can be made there ({cause.strerror}).", "Give another --out."
+        ) from cause
+
+
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Makes the folder and holds it against other writers; a killed process lets go by itself.
 
     Raises:
-        ConfigurationError: another process is writing into it.
+        ConfigurationError: another process is writing into it, or it cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,7 +68,7 @@ def take_up(folder: Path, planned: Manifest) -> Manifest:
     manifest = planned
     for shard in found.shards:
         try:
-            check_shard(folder, shard)
+            open_shard(folder, shard)
         except CorruptCacheError:
             continue
         manifest = manifest.with_shard(shard)

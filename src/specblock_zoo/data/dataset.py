@@ -45,10 +45,13 @@ class FeatureDataset(Dataset[Example | CachedExample]):
     """A part of a source, each sequence cut at `max_length`; sequences that lose all supervised tokens are left out.
 
     Raises:
+        ConfigurationError: `max_length` is below one.
         NoSupervisedTokensError: nothing is left.
     """
 
     def __init__(self, source: Source, indices: Sequence[int], max_length: int | None = None) -> None:
+        if max_length is not None and max_length < 1:
+            raise ConfigurationError(f"max_length is {max_length}; expected at least 1.", "Correct it.")
         self.source = source
         self.max_length = max_length
         full = [length for length, _ in source.lengths_and_ids()]

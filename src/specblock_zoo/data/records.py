@@ -15,6 +15,7 @@ from typing import Any
 
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
 
+MAX_TOKEN_ID = 2**31 - 1
 FORM = "Each line needs an id and either prompt_ids and answer_ids (lists of token ids) or messages (role, content)."
 
 
@@ -56,19 +57,21 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _token_ids(fields: Mapping[str, Any], key: str, where: str) -> tuple[int, ...]:
     ids = fields[key]
-    if not (isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)):
-        raise BadRecordError(f"{where}: {key} is {str(ids)[:60]!r}; expected a list of token ids >= 0.", FORM)
+    if not (isinstance(ids, list) and all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in ids)):
+        raise BadRecordError(f"{where}: {key} is {str(ids)[:60]!r}; expected token ids, 0..{MAX_TOKEN_ID}.", FORM)
     return tuple(ids)
 
 
 def checked_messages(messages: Any, where: str) -> tuple[Mapping[str, Any], ...]:
-    """Messages that have a role and a content each.
+    """At least one message, with a role and a content each.
 
     Raises:
         BadRecordError: something else.
     """
     if not (
-        isinstance(messages, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
+        isinstance(messages, list)
+        and messages
+        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
     ):
         raise BadRecordError(
             f"{where}: messages is {str(messages)[:60]!r}; expected a list of objects with role and content.", FORM

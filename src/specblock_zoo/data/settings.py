@@ -16,7 +16,19 @@ AT_LEAST_ONE = (
     "shard_size",
     "batch_tokens",
     "teacher_top",
+    "num_threads",
 )
+
+
+def check_device(device: str) -> None:
+    """Raises `ConfigurationError` unless torch can put a tensor there."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as cause:
+        raise ConfigurationError(
+            f"device is {device!r}; torch cannot use it here ({str(cause).splitlines()[0]}).",
+            "Give cpu, or a device of this machine.",
+        ) from cause
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,10 @@ class Extraction:
     skip_bad: bool = False
 
     def check(self) -> None:
-        """Raises `ConfigurationError` unless every bound is at least one and every name known."""
+        """Raises `ConfigurationError` unless every bound is at least one, every name known and the device there."""
+        check_device(self.device)
+        if self.seed < 0:
+            raise ConfigurationError(f"seed is {self.seed}; expected at least 0.", "Correct the argument.")
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:

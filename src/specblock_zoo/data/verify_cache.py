@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from specblock_zoo.data.feature_cache import FeatureCache, check_shard
 from specblock_zoo.data.layout import relative_errors
-from specblock_zoo.data.settings import DTYPES
+from specblock_zoo.data.settings import DTYPES, check_device
 from specblock_zoo.errors import ConfigurationError, CorruptCacheError
 from specblock_zoo.targets.capture import capture
 from specblock_zoo.targets.identity import identify
@@ -48,6 +48,7 @@ def verify_cache(cache_dir: str, target: str | None = None, samples: int = 8, de
     """
     if samples < 1:
         raise ConfigurationError(f"samples is {samples}; expected at least 1.", "Correct the argument.")
+    check_device(device)
     cache = FeatureCache(cache_dir)
     for shard in cache.manifest.shards:
         check_shard(Path(cache_dir), shard, checksum=True)

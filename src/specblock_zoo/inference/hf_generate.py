@@ -134,7 +134,8 @@ def assisted_decoding(
     settings = drafter.config.tree_settings
     verifier = Verifier(model, drafter.tap_layers(model.config.num_hidden_layers), cache_for(request), form)
     session = Session(drafter, verifier, replace(settings, chain=True) if form is Form.CAUSAL else settings)
-    texts = [Text(row[None], rules) for row in input_ids]
+    several = input_ids.shape[0] > 1
+    texts = [Text(row[None], rules.of_row(index) if several else rules) for index, row in enumerate(input_ids)]
     run(session, prompt_of(request, verifier.cache), texts)
     return packed(request, verifier.cache, texts)
 
@@ -195,7 +196,8 @@ def packed(request: Request, cache: Cache, texts: Sequence[Text]) -> GenerateDec
     longest = max(map(len, texts))
     sequences = torch.cat([torch.nn.functional.pad(text.ids, (0, longest - len(text)), value=-1) for text in texts])
     if len(texts) > 1 and any(len(text) < longest for text in texts):
-        sequences = sequences.where(sequences >= 0, config._pad_token_tensor.to(sequences.device))
+        pad: Any = config._pad_token_tensor
+        sequences = sequences.where(sequences >= 0, pad.to(sequences.device))
     if not config.return_dict_in_generate:
         return sequences
     fields: dict[str, Any] = {"sequences": sequences}

@@ -150,11 +150,19 @@ def _batches(request: Request) -> tuple[Refusal, ...]:
     together = [type(each) for each in rules.logits_processor if type(each) not in ROW_WISE_PROCESSORS]
     together += [type(each) for each in rules.stopping_criteria if type(each) not in ROW_WISE_CRITERIA]
     names = ", ".join(sorted({each.__name__ for each in together}))
+    ends = {type(each) for each in rules.stopping_criteria} - {MaxLengthCriteria}
+    # Plain decoding then goes on with rows that have stopped until all have.
+    unpadded = bool(ends) and EosTokenCriteria not in ends
     several = f"batch_size = {rows}, a drafter and"
     return (
         (rules.streamer is not None, f"{several} a streamer: rows do not advance together.", ROW_BY_ROW),
         (rules.keep_scores or rules.keep_logits, f"{several} output_scores or output_logits.", ROW_BY_ROW),
         (bool(names), f"{several} {names}, which may look at all rows at once.", ROW_BY_ROW),
+        (
+            unpadded,
+            f"{several} {', '.join(each.__name__ for each in ends)} alone.",
+            "Set eos_token_id too, or generate row by row.",
+        ),
         (given, f"{several} a cache of yours: rows leave it when they finish.", "Leave the cache out."),
         (static, f"{several} a static cache.", "Leave cache_implementation out."),
     )

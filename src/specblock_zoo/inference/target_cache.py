@@ -37,7 +37,7 @@ def start_recording(cache: Cache) -> list[Any]:
 
     To be called after the prompt was read, since such a layer would keep all of it.
     """
-    layers = [layer for layer in cache.layers if getattr(layer, "record_past", None) is False]
+    layers: list[Any] = [layer for layer in cache.layers if getattr(layer, "record_past", None) is False]
     for layer in layers:
         layer.activate_past_recording()
     return layers

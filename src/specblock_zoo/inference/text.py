@@ -5,8 +5,9 @@ calls on the same prefixes, one multinomial draw per token, then the stopping cr
 processors with a memory, custom criteria and seeds give the text that plain `generate` gives.
 """
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +41,15 @@ class Rules:
         """Longest text in tokens, prompt included."""
         lengths = [each.max_length for each in self.stopping_criteria if isinstance(each, MaxLengthCriteria)]
         return min(lengths, default=NO_LIMIT)
+
+    def of_row(self, row: int) -> "Rules":
+        """The rules of one row of a batch: a repetition penalty knows how much padding each row has to leave out."""
+        kept = LogitsProcessorList(copy.copy(each) for each in self.logits_processor)
+        for each in kept:
+            left_out = getattr(each, "prompt_ignore_length", None)
+            if isinstance(left_out, Tensor):
+                each.prompt_ignore_length = left_out[row : row + 1]
+        return replace(self, logits_processor=kept)
 
     @property
     def need_only_best(self) -> bool:

@@ -160,7 +160,7 @@ class Verifier:
             seen = at.visible(columns[:, offset:], places, ancestors, window)
             # Static layers show their whole buffer.
             seen = torch.nn.functional.pad(seen, (0, keys - seen.shape[-1]))
-            masks[kind] = _formed(seen, self.form, self.model.dtype)
+            masks[kind] = formed(seen, self.form, self.model.dtype)
         return masks if self._family.mask_by_layer_type else next(iter(masks.values()))
 
     def _forward(self, **inputs: Any) -> Reading:
@@ -169,12 +169,14 @@ class Verifier:
         return Reading(outputs["logits"], features.features)
 
 
-def _formed(seen: Tensor, form: Form, dtype: torch.dtype) -> Any:
+def formed(seen: Tensor, form: Form, dtype: torch.dtype) -> Any:
+    """Bool `[rows, queries, keys]` as the attention implementation takes it."""
     if form is Form.ADDITIVE:
         # Additive and in the target's dtype: eager attention adds the mask, and would add a bool one too.
         return additive(seen, dtype)[:, None]
     from torch.nn.attention.flex_attention import create_block_mask
 
+    rows, queries, keys = seen.shape
     return create_block_mask(
-        lambda row, _, query, key: seen[row, query, key], len(seen), None, *seen.shape[1:], device=seen.device
+        lambda row, _, query, key: seen[row, query, key], rows, None, queries, keys, device=str(seen.device)
     )

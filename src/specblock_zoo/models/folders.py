@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -43,21 +43,41 @@ def weight_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise WeightsMismatchError(
-            f"{folder} has no model*.safetensors file.", "Save the weights as safetensors: drafter.save_pretrained(folder)."
+            f"{folder} has no model*.safetensors file.",
+            "Save the weights as safetensors: drafter.save_pretrained(folder).",
         )
     return files
 
 
+@contextmanager
+def _whole(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except SafetensorError as cause:
+        raise WeightsMismatchError(
+            f"{file} has {file.stat().st_size} bytes and cannot be read as safetensors ({cause}).",
+            "It was cut short or overwritten: copy or fetch it again.",
+        ) from cause
+
+
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder's safetensors files (shards are joined); errors as `weight_files`."""
-    return {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
+    """All tensors of a folder's safetensors files (shards are joined).
+
+    Raises:
+        WeightsMismatchError: there is no such file, or one is not whole.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in weight_files(folder):
+        with _whole(file):
+            tensors |= load_file(file)
+    return tensors
 
 
 def read_shapes(folder: Path) -> Shapes:
-    """Shapes of the same tensors, read from the files' headers only."""
+    """Shapes of the same tensors, read from the files' headers only; errors as `read_tensors`."""
     shapes: Shapes = {}
     for file in weight_files(folder):
-        with safe_open(file, framework="pt") as opened:
+        with _whole(file), safe_open(file, framework="pt") as opened:
             names = opened.keys()
             shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
     return shapes

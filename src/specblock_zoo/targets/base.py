@@ -46,8 +46,8 @@ class TargetFamily:
         model_types: values of `config.model_type` that belong to it.
         config_class, model_class: the transformers classes that tests build tiny targets from.
         tiny_facts: keyword arguments of the family's smallest useful config.
-        layers_start_drafters: whether its decoder layers compute what a drafter's do (pre-norm, plain RMSNorm, SwiGLU), so
-            that copies of them may start one.
+        layers_start_drafters: whether copies of its decoder layers may start a drafter, because they compute what its
+            own do (pre-norm, plain RMSNorm, SwiGLU).
         mask_by_layer_type: whether the decoder takes ready-made attention masks as a dict by layer type, else one mask.
     """
 

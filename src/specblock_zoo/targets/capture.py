@@ -1,11 +1,12 @@
 """Run a frozen target and return what a drafter reads of it.
 
-The states are collected by transformers' own recorder, which keeps them in a context variable, so that two threads may
-run one target. The recorder gives the last layer after the final norm; a tap on it is read at the norm's input instead.
+Hooks collect the states, into a store that a context variable names, so that several threads may run one target. They
+go with the forward: transformers' own recorder leaves hooks behind, and a target that has them cannot be pickled.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,25 +19,38 @@ from transformers.utils import ModelOutput
 from specblock_zoo.structures import TargetFeatures
 from specblock_zoo.targets.base import check_tap_layers
 
-_norm_input: ContextVar[list[Tensor] | None] = ContextVar("norm_input", default=None)
+FINAL_NORM = -1
+
+_states: ContextVar[dict[int, Tensor] | None] = ContextVar("states", default=None)
+# torch numbers hooks without a lock; two with one number would remove each other.
+_registering = threading.Lock()
 
 
-def _record_norm_input(norm: nn.Module, args: tuple[Tensor, ...]) -> None:
-    seen = _norm_input.get()
-    if seen is not None:
-        seen.append(args[0])
+def _recorder(index: int) -> Callable[..., None]:
+    def record(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        # Another thread's hooks fire in our forward too; they find our store and write what ours write.
+        store = _states.get()
+        if store is not None:
+            store[index] = output[0] if isinstance(output, tuple) else output
+
+    return record
 
 
 @contextmanager
-def _final_norm_input(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    seen: list[Tensor] = []
-    token = _norm_input.set(seen)
-    handle = model.get_decoder().norm.register_forward_pre_hook(_record_norm_input)
-    try:
-        yield seen
-    finally:
-        handle.remove()
-        _norm_input.reset(token)
+def _recorded(model: PreTrainedModel, layers: Sequence[int], want_last_hidden: bool) -> Iterator[dict[int, Tensor]]:
+    """Outputs of decoder layers, and of the norm after them under `FINAL_NORM`, for the forwards inside."""
+    decoder, store = model.get_decoder(), dict[int, Tensor]()
+    modules = {layer: decoder.layers[layer] for layer in layers} | (
+        {FINAL_NORM: decoder.norm} if want_last_hidden else {}
+    )
+    token = _states.set(store)
+    with ExitStack() as stack:
+        stack.callback(_states.reset, token)
+        with _registering:
+            handles = [module.register_forward_hook(_recorder(index)) for index, module in modules.items()]
+        for handle in handles:
+            stack.callback(handle.remove)
+        yield store
 
 
 def _side_by_side(states: Sequence[Tensor]) -> Tensor:
@@ -54,7 +68,7 @@ def forward_with_taps(
         tap_layers: 0-based layers whose outputs are read, in concatenation order.
         want_last_hidden: also return the states after the final norm.
         forward_kwargs: handed to `model` untouched, e.g. `input_ids` [batch, seq], `attention_mask`, `position_ids`,
-            `cache`, `logits_to_keep`; `output_hidden_states` is ours.
+            `cache`, `logits_to_keep`.
 
     Returns:
         The model's output, and features `[batch, seq, taps * hidden]` in the target's dtype.
@@ -62,19 +76,11 @@ def forward_with_taps(
     Raises:
         ConfigurationError: a tap is not a layer of the target.
     """
-    last = model.config.num_hidden_layers
-    check_tap_layers(tuple(tap_layers), last)
-    wanted = [layer + 1 for layer in tap_layers] + ([last] if want_last_hidden else [])
-    if last - 1 not in tap_layers:
-        outputs = model(**forward_kwargs, output_hidden_states=wanted)
-        states = outputs.hidden_states
-        taps = [states[layer + 1] for layer in tap_layers]
-    else:
-        with _final_norm_input(model) as seen:
-            outputs = model(**forward_kwargs, output_hidden_states=wanted)
-        states = outputs.hidden_states
-        taps = [seen[-1] if layer == last - 1 else states[layer + 1] for layer in tap_layers]
-    return outputs, TargetFeatures(_side_by_side(taps), states[last] if want_last_hidden else None)
+    check_tap_layers(tuple(tap_layers), model.config.num_hidden_layers)
+    with _recorded(model, tap_layers, want_last_hidden) as states:
+        outputs = model(**forward_kwargs)
+    taps = _side_by_side([states[layer] for layer in tap_layers])
+    return outputs, TargetFeatures(taps, states[FINAL_NORM] if want_last_hidden else None)
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""The dense Mistral family. Where a window is configured every layer looks through it, and there is one mask for all."""
+"""The dense Mistral family. Where a window is configured every layer looks through it; there is one mask for all."""
 
 from transformers import MistralConfig, MistralForCausalLM
 

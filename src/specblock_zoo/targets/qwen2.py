@@ -1,4 +1,4 @@
-"""The Qwen2 family (Qwen2, Qwen2.5). Its upper layers may look through a sliding window, as those of the tiny one do."""
+"""The Qwen2 family (Qwen2, Qwen2.5). Upper layers may look through a sliding window, as those of the tiny one do."""
 
 from transformers import Qwen2Config, Qwen2ForCausalLM
 

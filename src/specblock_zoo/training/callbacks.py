@@ -97,7 +97,8 @@ class AverageWeights(EMAWeightAveraging):
 
     def drafter_weights(self) -> dict[str, Tensor] | None:
         """The averaged state dict of the drafter; None before training."""
-        return None if self._average_model is None else self._average_model.module.drafter.state_dict()
+        average: Any = self._average_model
+        return None if average is None else average.module.drafter.state_dict()
 
     def _build(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._average_model is None and trainer.state.fn == TrainerFn.FITTING:

@@ -47,14 +47,20 @@ class ReportMetric(Metric):
 
 
 def summarise(report: LossReport, slot_weight: float, rank_weight: float) -> dict[str, Tensor]:
-    """Scalars by name.
+    """Scalars by name; this is where each is defined.
 
-    `loss_nats`; `rows` (supervised rows of block 0, slot 0); `tau_teacher_forced` (see `chain_tau`);
-    `alpha_b{block}_s{slot}` (P(slot right | earlier slots right), 0..1); `precision_{bucket}`, `recall_{bucket}` and
-    `f1_{bucket}` of the rank head over all blocks and slots.
+    - `loss_nats`: the training objective over all rows at once, plain means.
+    - `rows`: supervised rows of block 0, slot 0.
+    - `alpha_b{block}_s{slot}`: P(slot right | earlier slots right), 0..1, along the text.
+    - `tau_teacher_forced`: see `chain_tau`. Not `tau`, which decoding measures (`bench.probe.TauProbe`): committed
+      tokens over decode rounds, prefill excluded.
+    - `share_{bucket}`: share of rows whose true bucket it is, over all blocks and slots (paper: 0.752 for bucket 0).
+    - `confusion_{true}_{predicted}`: share of all rows by true and predicted bucket; the sixteen sum to one.
+    - `precision_{bucket}`, `recall_{bucket}`, `f1_{bucket}` of the rank head (paper: precision_0 0.978, f1_3 0.822).
     """
-    alpha = report.alpha()
-    scores = bucket_scores(report.confusion.sum((0, 1)))
+    alpha, counts = report.alpha(), report.confusion.sum((0, 1))
+    scores, confusion = bucket_scores(counts), counts / counts.sum().clamp(min=1)
+    scores["share"] = confusion.sum(1)
     return {
         "loss_nats": report.total(slot_weight, rank_weight),
         "rows": report.rows[0, 0].float(),
@@ -65,6 +71,11 @@ def summarise(report: LossReport, slot_weight: float, rank_weight: float) -> dic
             for slot, value in enumerate(row.unbind())
         },
         **{f"{name}_{bucket}": value for name, row in scores.items() for bucket, value in enumerate(row.unbind())},
+        **{
+            f"confusion_{true}_{predicted}": value
+            for true, row in enumerate(confusion.unbind())
+            for predicted, value in enumerate(row.unbind())
+        },
     }
 
 

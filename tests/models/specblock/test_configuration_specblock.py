@@ -19,6 +19,12 @@ from tests.support.drafters import tiny_config
         ("branching", (1, 2, 3)),
         ("num_key_value_heads", 3),
         ("head_dim", 7),
+        ("num_key_value_heads", 0),
+        ("hidden_size", "abc"),
+        ("hidden_size", 8.0),
+        ("num_hidden_layers", -1),
+        ("rank_top", 0),
+        ("rope_scaling", {"rope_type": "yarn"}),
     ],
 )
 def test_values_out_of_range_are_named(field: str, value: object) -> None:

@@ -124,7 +124,17 @@ def test_wrong_weight_files_are_refused_by_tensor_name(tmp_path: Path, fault: st
     else:
         weights["norm.weight"] = torch.zeros(HIDDEN + 1)
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(WeightsMismatchError, match="another" if fault == "extra" else "norm"):
+    with pytest.raises(WeightsMismatchError, match="another" if fault == "extra" else "norm") as caught:
+        SpecBlockDrafter.from_pretrained(tmp_path)
+    assert "expected" in str(caught.value)
+    assert "found" in str(caught.value)
+
+
+def test_a_weight_file_cut_short_is_refused(tmp_path: Path) -> None:
+    tiny_drafter().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(WeightsMismatchError, match="cannot be read as safetensors"):
         SpecBlockDrafter.from_pretrained(tmp_path)
 
 

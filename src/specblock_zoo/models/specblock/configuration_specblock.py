@@ -9,6 +9,12 @@ from specblock_zoo.structures import TreeSettings
 
 SHIFTS = ("between_layers", "every_layer", "none")
 NUM_BUCKETS = 4
+ROPE_TYPES = ("default", "llama3")
+SIZES = (
+    *("vocab_size", "draft_vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "target_hidden_size", "block_width", "train_blocks"),
+    *("rank_top", "rank_hidden_size"),
+)
 
 
 class SpecBlockConfig(PreTrainedConfig):
@@ -84,6 +90,10 @@ class SpecBlockConfig(PreTrainedConfig):
 
     def check(self) -> None:
         """Raises `ConfigurationError` for values out of range, naming both."""
+        sizes = {name: getattr(self, name) for name in SIZES}
+        # First, because the rules below divide by them.
+        self._refuse({name: (type(size) is int and size >= 1, "an integer from 1") for name, size in sizes.items()})
+        scaling = self.rope_scaling or {}
         rules = {
             "shift": (self.shift in SHIFTS, f"one of {', '.join(SHIFTS)}"),
             "context_slots": (1 <= self.context_slots <= self.block_width, f"1..block_width ({self.block_width})"),
@@ -94,7 +104,14 @@ class SpecBlockConfig(PreTrainedConfig):
                 f"a divisor of num_attention_heads ({self.num_attention_heads})",
             ),
             "head_dim": (self.head_dim % 2 == 0, "even"),
+            "rope_scaling": (
+                scaling.get("rope_type", scaling.get("type", "default")) in ROPE_TYPES,
+                f"rope_type {' or '.join(ROPE_TYPES)}",
+            ),
         }
+        self._refuse(rules)
+
+    def _refuse(self, rules: dict[str, tuple[bool, str]]) -> None:
         for name, (holds, expected) in rules.items():
             if not holds:
                 raise ConfigurationError(

@@ -20,7 +20,7 @@ from specblock_zoo.models.decoder import (
     rotary,
     split_attention,
 )
-from specblock_zoo.models.folders import weight_files
+from specblock_zoo.models.folders import check_shapes, read_shapes
 from specblock_zoo.models.source import folder_of
 from specblock_zoo.models.specblock.configuration_specblock import NUM_BUCKETS, SpecBlockConfig
 from specblock_zoo.models.specblock.rank_head import RankHead
@@ -134,7 +134,9 @@ class SpecBlockDrafter(PreTrainedModel, Drafter):
             drafter = published.load(cls, place, kwargs.get("dtype"), kwargs.get("device_map"))
             info: dict[str, Any] = {}
         else:
-            weight_files(place / kwargs.get("subfolder", ""))
+            files = place / kwargs.get("subfolder", "")
+            config = kwargs.get("config") or cls.config_class.from_pretrained(files)
+            check_shapes(published.shapes_of(published.skeleton(cls, config)), read_shapes(files), files)
             # Mismatched shapes are reported, and refused below by name; transformers' own error names none.
             fixed = {"ignore_mismatched_sizes": True, "output_loading_info": True, "use_safetensors": True}
             loaded: Any = super().from_pretrained(place, *args, **{**kwargs, **fixed})

@@ -30,8 +30,8 @@ def is_published(folder: Any) -> bool:
     config = Path(str(folder)) / "config.json"
     if not config.is_file():
         return False
-    architectures = json.loads(config.read_text()).get("architectures") or []
-    return any(name in ARCHITECTURES for name in architectures)
+    fields = json.loads(config.read_text())
+    return isinstance(fields, dict) and any(name in ARCHITECTURES for name in fields.get("architectures") or [])
 
 
 def read_config(folder: Path) -> SpecBlockConfig:
