@@ -1,11 +1,17 @@
 """`specblock generate`, as a user types it."""
 
+import re
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from specblock_zoo.cli.generate import Sampling
+from specblock_zoo.cli.drawing import ACCEPTED, BONUS
+from specblock_zoo.cli.generate import Answer, Drafting, Sampling, answered, coloured, comparison
 from specblock_zoo.cli.main import USER_ERROR, main
+from specblock_zoo.targets.local import load_target
 from tests.support.tiny_pair import POSITIONS, TinyFolders, tiny_drafter
 
 
@@ -92,3 +98,63 @@ def test_a_prompt_that_is_no_text_is_refused(tiny_folders: TinyFolders, capsys: 
 def test_temperature_zero_is_greedy() -> None:
     assert Sampling().arguments == {"do_sample": False}
     assert Sampling(0.7).arguments == {"do_sample": True, "temperature": 0.7}
+
+
+def test_comparing_says_that_the_text_is_the_same(
+    tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(tiny_folders, "hi", "--compare", "--dtype=float32")) == 0
+    captured = capsys.readouterr()
+    assert re.search(r"plain \d+\.\d\d s, drafted \d+\.\d\d s, .*; the same \d+ tokens", captured.err)
+
+
+def test_texts_that_part_are_told_where() -> None:
+    first, second = Answer(torch.tensor([1, 2, 3]), 1.0), Answer(torch.tensor([1, 2, 4]), 2.0)
+    found = comparison(first, second, torch.bfloat16)
+    assert "2.00x; the first 2 tokens are the same; bfloat16 rounds" in found
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "found"),
+    [
+        (("--num_blocks=1",), {"num_blocks": 1}, {"num_blocks": 1, "chain": False}),
+        (("--max_nodes=3",), {"max_nodes": 3}, {"max_nodes": 3, "chain": False}),
+        (("--mode=chain",), {"mode": "chain"}, {"chain": True}),
+    ],
+)
+def test_trees_follow_the_flags(
+    tiny_folders: TinyFolders, flags: tuple[str, ...], given: dict[str, Any], found: dict[str, Any]
+) -> None:
+    drafter = Drafting(str(tiny_folders.drafter), **given).load(torch.float32)
+    settings = vars(drafter.config.tree_settings)
+    assert found.items() <= settings.items()
+    untouched = vars(Drafting(str(tiny_folders.drafter)).load(torch.float32).config.tree_settings)
+    assert {name for name in settings if settings[name] != untouched[name]} <= set(found)
+    assert run(command(tiny_folders, "hi", *flags)) == 0
+
+
+def test_the_tree_and_the_coloured_answer_are_shown(
+    tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(tiny_folders, "hi", "--show_tree")) == 0
+    assert "root" in capsys.readouterr().out
+
+
+def test_every_token_is_coloured_once(tiny_folders: TinyFolders) -> None:
+    target, tokenizer = load_target(str(tiny_folders.target), dtype=torch.float32)
+    drafter = Drafting(str(tiny_folders.drafter)).load(torch.float32)
+    answer = answered(target, torch.tensor([[5, 6, 7]]), assistant_model=drafter, max_new_tokens=9, do_sample=False)
+    shown = coloured(drafter.last_stats, answer, tokenizer)
+    assert shown.plain == "".join(tokenizer.decode([token]) for token in answer.ids.tolist())
+    counts = Counter(str(span.style) for span in shown.spans)
+    assert set(counts) <= {ACCEPTED, BONUS}
+    assert counts[ACCEPTED] <= sum(drafter.last_stats.accepted_per_round)
+    assert len(answer.ids) - counts.total() <= sum(not tokenizer.decode([token]) for token in answer.ids.tolist())
+
+
+@pytest.mark.parametrize("flag", ["--compare", "--show_tree", "--mode=chain", "--max_nodes=4"])
+def test_options_of_a_drafter_need_one(
+    tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    assert run(command(tiny_folders, "hi", flag, drafter=False)) == USER_ERROR
+    assert "Add --drafter NAME" in capsys.readouterr().err

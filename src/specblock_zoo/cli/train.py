@@ -39,6 +39,8 @@ class SpecBlockCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         # Lightning warns about `args` in a program that has a sys.argv of its own; `main(argv)` is meant for that.
         self.config: Namespace = parser.parse_args(args)  # type: ignore[arg-type]  # `run` gives a list or None
+        # Lightning reads hyperparameters from the checkpoint next.
+        check_checkpoint(self.config[self.config.subcommand].get("ckpt_path"))
 
     def _set_seed(self) -> None:
         if self.subcommand not in COMMANDS:
@@ -48,7 +50,6 @@ class SpecBlockCLI(LightningCLI):
         if self.subcommand in COMMANDS:
             call(COMMANDS[self.subcommand], vars(self.parser.instantiate(self.config)[self.subcommand]))
             raise SystemExit(0)
-        check_checkpoint(self.config[str(self.subcommand)].ckpt_path)
 
 
 def check_checkpoint(path: Any) -> None:
