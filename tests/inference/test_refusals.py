@@ -45,6 +45,7 @@ class Stream(BaseStreamer):
 
 RECORD = {"return_dict_in_generate": True}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "empty row": ({"attention_mask": torch.zeros(1, LENGTH, dtype=torch.long)}, "padding only"),
     "use_cache": ({"use_cache": False}, "use_cache=False"),
     "output_attentions": ({"output_attentions": True, **RECORD}, "output_attentions"),
     "output_hidden_states": ({"output_hidden_states": True, **RECORD}, "output_hidden_states"),

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from specblock_zoo.errors import AccessError, ConfigurationError, MissingPackageError
+from specblock_zoo.errors import AccessError, ConfigurationError, MissingPackageError, WeightsMismatchError
 from specblock_zoo.targets import local
 from specblock_zoo.targets.local import EmbeddedTarget, convert_gguf, fast_dtype, find_gguf, load_target, resolve
 from tests.support.hub_server import hub
@@ -47,6 +48,23 @@ def test_a_loaded_target_is_frozen_and_in_evaluation_mode(tmp_path):
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert tokenizer.eos_token_id == 2
     assert all(map(torch.equal, model.parameters(), saved.parameters()))
+
+
+@pytest.mark.parametrize("fault", ["missing", "reshaped", "truncated"])
+def test_incomplete_weights_are_refused_instead_of_drawn_at_random(tmp_path, fault):
+    save_tiny_target(tmp_path)
+    file = tmp_path / "model.safetensors"
+    if fault == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+        expected, named = ConfigurationError, str(tmp_path)
+    else:
+        weights = load_file(file)
+        name = next(name for name in weights if name.endswith("q_proj.weight"))
+        changed = {} if fault == "missing" else {name: weights[name][:-1].contiguous()}
+        save_file({key: value for key, value in weights.items() if key != name} | changed, file, {"format": "pt"})
+        expected, named = WeightsMismatchError, name
+    with pytest.raises(expected, match=named):
+        load_target(tmp_path)
 
 
 def test_the_default_dtype_is_the_fast_one_of_the_device(tmp_path):

@@ -121,12 +121,17 @@ def _refuse(*refusals: Refusal) -> None:
             raise UnsupportedOptionError(f"Cannot generate with {problem}", hint)
 
 
+def _has_empty_row(mask: Tensor | None) -> bool:
+    return mask is not None and not bool(mask.any(dim=-1).all())
+
+
 def _options(model: PreTrainedModel, request: Request) -> tuple[Refusal, ...]:
     config, inputs, cache = request.config, request.inputs, request.cache
     other = next((name for name in OTHER_METHODS if getattr(config, name, None)), None)
     extra = sorted(name for name, value in inputs.items() if name not in KNOWN_INPUTS and value is not None)
     return (
         (request.input_ids.shape[1] == 0, "an empty prompt and a drafter.", "Pass at least one token."),
+        (_has_empty_row(inputs.get("attention_mask")), "a row that is padding only.", "Leave that row out."),
         (inputs.get("use_cache") is False, "use_cache=False and a drafter.", "Remove use_cache=False."),
         (bool(inputs.get("synced_gpus")), "synced_gpus=True (ZeRO-3 or FSDP) and a drafter.", PLAIN),
         (other is not None, f"{other} and a drafter at once.", f"Remove {other} or assistant_model."),

