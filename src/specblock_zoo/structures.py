@@ -5,6 +5,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from specblock_zoo.errors import ConfigurationError
+
+FEWEST_LAYERS = 7
+
 
 @dataclass(frozen=True)
 class TargetFeatures:
@@ -35,8 +39,17 @@ class DraftBlock:
 
 
 def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
-    """Target layers the method reads, 0-based, for a target of `num_layers` layers (release: 1, L/2 - 1, L - 4)."""
-    return (1, num_layers // 2 - 1, num_layers - 4)
+    """The three layers the method reads: 1, L/2 - 1 and L - 4, 0-based (as in the published drafters).
+
+    Raises:
+        ConfigurationError: fewer than 7 layers, where the three would not be in rising order.
+    """
+    if num_layers < FEWEST_LAYERS:
+        raise ConfigurationError(
+            f"The target has {num_layers} layers; the default tap layers need at least {FEWEST_LAYERS}.",
+            "Name the tap layers explicitly.",
+        )
+    return 1, num_layers // 2 - 1, num_layers - 4
 
 
 class KeyValues(NamedTuple):

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from specblock_zoo.errors import ConfigurationError
-from specblock_zoo.targets.base import TargetFamily, check_tap_layers, default_tap_layers
+from specblock_zoo.structures import default_tap_layers
+from specblock_zoo.targets.base import TargetFamily, check_tap_layers
 from specblock_zoo.targets.registry import FAMILIES
 
 

@@ -8,23 +8,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.structures import FEWEST_LAYERS, default_tap_layers
 
 TAP_CONVENTION = "output of decoder layer i, 0-based, residual stream before the final norm"
-FEWEST_LAYERS = 7
-
-
-def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
-    """The three layers the method reads: 1, L/2 - 1 and L - 4, 0-based (as in the published drafters).
-
-    Raises:
-        ConfigurationError: fewer than 7 layers, where the three would not be in rising order.
-    """
-    if num_layers < FEWEST_LAYERS:
-        raise ConfigurationError(
-            f"The target has {num_layers} layers; the default tap layers need at least {FEWEST_LAYERS}.",
-            "Name the tap layers explicitly.",
-        )
-    return 1, num_layers // 2 - 1, num_layers - 4
 
 
 def check_tap_layers(tap_layers: tuple[int, ...], num_layers: int) -> None:

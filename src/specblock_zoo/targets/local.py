@@ -179,12 +179,13 @@ def load_target(
     source = resolve(name_or_path, cache_dir)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        # Shapes that differ are reported like missing tensors, and both refused below: transformers draws them at random.
-        model, info = AutoModelForCausalLM.from_pretrained(
+        # transformers would draw missing and misshapen tensors at random; both are reported here and refused below.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype or fast_dtype(device), output_loading_info=True, ignore_mismatched_sizes=True
         )
     except (OSError, ValueError, SafetensorError) as cause:
         raise _explain(str(name_or_path), cause) from cause
+    model, info = loaded
     _check_complete(str(name_or_path), info)
-    model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` and loses its signature
+    model.to(device)
     return model.eval().requires_grad_(False), tokenizer
