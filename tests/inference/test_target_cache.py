@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Cache, DynamicCache, MistralConfig, StaticCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from specblock_zoo.inference.target_cache import (
     UNBOUNDED,
@@ -17,6 +17,7 @@ from specblock_zoo.inference.target_cache import (
     holds_trees,
     rearrange,
     start_recording,
+    started,
 )
 
 HEADS, SIZE, WINDOW, HELD = 2, 3, 5, 7
@@ -99,6 +100,19 @@ def test_what_cannot_be_taken_back_is_not_taken() -> None:
     assert not holds_trees(StaticCache(config=WINDOWED, max_cache_len=WINDOW + 1)), "its window forgets for good"
     for make in MAKERS.values():
         assert holds_trees(make())
+
+
+def test_windows_that_cannot_take_back_are_replaced_while_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before transformers 5.14."""
+    monkeypatch.delattr(DynamicSlidingWindowLayer, "activate_past_recording")
+    empty, filled, whole = DynamicCache(config=WINDOWED), DynamicCache(config=WINDOWED), DynamicCache()
+    assert started(empty) is not empty
+    assert holds_trees(started(empty))
+    add(filled, states(2))
+    assert started(filled) is filled
+    assert not holds_trees(filled)
+    assert started(whole) is whole
+    assert started(None) is None
 
 
 def test_capacity_is_that_of_the_smallest_layer() -> None:

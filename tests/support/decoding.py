@@ -9,12 +9,17 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.cache_utils import DynamicSlidingWindowLayer, StaticLayer
 
 from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
 from specblock_zoo.structures import BranchOutput, ContextOutput, DraftBlock
 from specblock_zoo.targets.registry import FAMILIES
 
 VOCAB, WIDTH = 48, 3
+RECORDS_WINDOWS = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
+"""From transformers 5.14 on; before, layers with a window cannot take anything back."""
+STATIC_TAKES_BACK = hasattr(StaticLayer, "crop")
+"""From transformers 5.24 on."""
 TAPS = (1, 2, 3)
 
 

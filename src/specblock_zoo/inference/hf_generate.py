@@ -20,6 +20,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specblock_zoo.errors import UnsupportedOptionError
+from specblock_zoo.inference import target_cache
 from specblock_zoo.inference.decode import Laps, Session, decode, prefill
 from specblock_zoo.inference.modes import form_of
 from specblock_zoo.inference.refusals import Request, check_fits, check_form, check_supported
@@ -124,6 +125,7 @@ def assisted_decoding(
         keep_scores=keep and bool(generation_config.output_scores),
         keep_logits=keep and bool(generation_config.output_logits),
     )
+    kwargs[CACHE_NAME] = target_cache.started(kwargs.get(CACHE_NAME))
     request = Request(input_ids, generation_config, rules, kwargs)
     family = family_of(model.config)
     check_supported(model, request)

@@ -5,10 +5,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 
 UNBOUNDED = 2**31
+
+
+def started(cache: Cache | None) -> Cache | None:
+    """The cache to decode with: the given one, but a new one for an empty one whose windows cannot take anything back.
+
+    Before transformers 5.14 they could not; layers that keep everything then take their place.
+    """
+    if type(cache) is not DynamicCache or getattr(cache, "offloading", False) or holds_trees(cache):
+        return cache
+    known = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    return DynamicCache() if known and cache.get_seq_length() == 0 else cache
 
 
 def holds_trees(cache: Cache | None) -> bool:
