@@ -52,8 +52,15 @@ def test_layers_of_another_kind_start_no_drafter() -> None:
     for family in FAMILIES.values():
         if not family.layers_start_drafters:
             target = family.tiny_model()
+            # Some of them also have rotary scalings that a drafter does not; here only the layers are in question.
+            drafter = fresh_drafter(target, rope_scaling=None)
             with pytest.raises(ConfigurationError, match=family.name):
-                copy_last_layers(fresh_drafter(target), target)
+                copy_last_layers(drafter, target)
+
+
+def test_a_targets_unknown_rotary_scaling_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="yarn"):
+        drafter_config(FAMILIES["gpt_oss"].tiny_config(), FACTS)
 
 
 def test_scaled_rotary_positions_are_carried_over() -> None:
