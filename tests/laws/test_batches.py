@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specblock_zoo.hub.zoo import load_drafter
 from specblock_zoo.inference import verify
 from specblock_zoo.structures import BranchOutput, ContextOutput
+from specblock_zoo.targets.local import EMBEDDED_TARGETS, find_gguf, load_target
 from specblock_zoo.targets.registry import FAMILIES
 from tests.support.decoding import (
     VOCAB,
@@ -151,3 +153,29 @@ def test_sampled_rows_have_the_targets_law() -> None:
     statistic = float(((counts - rows * law) ** 2 / (rows * law)).sum())
     # Chi-squared with 26 degrees of freedom exceeds 54 once in a thousand; the seed is fixed.
     assert statistic < 54.0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_gguf(EMBEDDED_TARGETS["smollm2-135m"].package) is None, reason="the embedded target is not installed"
+)
+def test_forty_prompts_of_the_embedded_target_four_at_a_time() -> None:
+    model, tokenizer = load_target("smollm2-135m", dtype=torch.float32)
+    tokenizer.padding_side = "left"
+    drafter = load_drafter("specblock-smollm2-135m", dtype=torch.float32)
+    topics = ("trains", "bread", "the sea", "a fox", "graphs", "rust", "winter", "tea", "chess", "prime numbers")
+    forms = (
+        "Write a short note about {}.",
+        "What is {}? Explain briefly.",
+        "List facts about {}.",
+        "Why {}? Be brief.",
+    )
+    for topic in topics:
+        messages = [[{"role": "user", "content": form.format(topic)}] for form in forms]
+        inputs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+        )
+        options = {"max_new_tokens": 24, "do_sample": False}
+        assert torch.equal(
+            model.generate(**inputs, assistant_model=drafter, **options), model.generate(**inputs, **options)
+        )

@@ -33,7 +33,7 @@ def gap_at_the_first_difference(model: PreTrainedModel, found: Tensor, expected:
 def test_texts_part_at_near_ties_only(family: str, dtype: torch.dtype) -> None:
     model = target_of(family).to(dtype)
     drafter = random_drafter(model).to(dtype)
-    for seed in range(4):
+    for seed in range(2):
         ids = prompt_ids(9, seed)
         found, expected = generate(model, ids, NEW, assistant_model=drafter), generate(model, ids, NEW)
         gap = gap_at_the_first_difference(model, found, expected)

@@ -11,6 +11,7 @@ from specblock_zoo.cli.convert import convert, export
 from specblock_zoo.cli.demo import demo
 from specblock_zoo.cli.generate import generate
 from specblock_zoo.cli.plan import add_plan_options, plan
+from specblock_zoo.cli.serve import serve
 from specblock_zoo.cli.zoo import ZOO_COMMANDS
 from specblock_zoo.data.build_cache import build_cache
 from specblock_zoo.data.settings import CacheSettings
@@ -48,6 +49,7 @@ COMMANDS: dict[str, Function | Group] = {
     "plan": plan,
     "generate": generate,
     "demo": demo,
+    "serve": serve,
     "zoo": Group("Lists, shows, fetches, checks and publishes drafters.", ZOO_COMMANDS),
     "convert": convert,
     "export": export,

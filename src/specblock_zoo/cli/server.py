@@ -1,0 +1,152 @@
+"""An OpenAI-compatible server around one target and its drafter: `transformers serve` with the drafter put in.
+
+The only file that knows the internals of transformers' server, which are not a public interface; its tests notice when
+they move.
+"""
+
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cli.serving.chat_completion import ChatCompletionHandler
+from transformers.cli.serving.completion import CompletionHandler
+from transformers.cli.serving.model_manager import ModelManager
+from transformers.cli.serving.server import build_server
+from transformers.cli.serving.utils import GenerationState
+
+from specblock_zoo.errors import PromptTooLongError
+from specblock_zoo.inference.stats import DecodeStats
+from specblock_zoo.models.base import Drafter
+
+ROUTES = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health"}
+"""What is kept of transformers' server; the rest loads other models or answers in other ways."""
+CLIENT_MISTAKES = (KeyError, TypeError, ValueError, AttributeError)
+"""What transformers' handlers raise for fields of the wrong kind, before anything is generated."""
+
+
+class ServeStats:
+    """Sums over all requests since the start; written by the generating thread, read by any."""
+
+    def __init__(self) -> None:
+        self._sums: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, **amounts: float) -> None:
+        """Adds to the named sums."""
+        with self._lock:
+            self._sums.update(amounts)
+
+    def add_answer(self, tokens: int, seconds: float, decoded: DecodeStats | None) -> None:
+        """Counts one finished answer; `decoded` where it was drafted."""
+        self.add(answers=1, tokens=tokens, seconds=seconds)
+        if decoded is not None:
+            self.add(rounds=decoded.rounds, committed=decoded.committed, draft_seconds=decoded.draft_ms / 1000)
+            self.add(round_seconds=(decoded.draft_ms + decoded.verify_ms + decoded.other_ms) / 1000)
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """A copy of the sums."""
+        with self._lock:
+            return dict(self._sums)
+
+    def text(self) -> str:
+        """Prometheus text: the sums as counters, and their quotients (0 before the first answer) as gauges."""
+        sums = Counter(self.sums)
+        gauges = {
+            "tau": sums["committed"] / (sums["rounds"] or 1),
+            "tokens_per_second": sums["tokens"] / (sums["seconds"] or 1),
+            "draft_share": sums["draft_seconds"] / (sums["round_seconds"] or 1),
+        }
+        names = ("answers", "cancelled", "tokens", "seconds", "rounds", "committed", "draft_seconds", "round_seconds")
+        lines = [f"# TYPE specblock_{name}_total counter\nspecblock_{name}_total {sums[name]:g}" for name in names]
+        lines += [f"# TYPE specblock_{name} gauge\nspecblock_{name} {value:g}" for name, value in gauges.items()]
+        return "\n".join(lines) + "\n"
+
+
+class DraftedTarget:
+    """The target as transformers' server sees it: its `generate` puts the drafter in, and counts."""
+
+    def __init__(self, model: PreTrainedModel, drafter: Drafter | None, stats: ServeStats) -> None:
+        self._model, self._drafter, self._stats = model, drafter, stats
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def generate(self, **inputs: Any) -> Tensor:
+        """`model.generate(..., assistant_model=drafter)`.
+
+        Raises:
+            PromptTooLongError: the prompt alone fills the target's positions.
+        """
+        length, positions = inputs["input_ids"].shape[1], self._model.config.max_position_embeddings
+        if length >= positions:
+            raise PromptTooLongError(
+                f"The prompt has {length} tokens; the target has {positions} positions.", "Shorten the conversation."
+            )
+        config = inputs["generation_config"]
+        config.max_new_tokens = min(config.max_new_tokens or positions, positions - length)
+        before = time.perf_counter()
+        try:
+            call: Any = self._model.generate
+            ids: Tensor = call(**inputs, assistant_model=self._drafter)
+        except BaseException:
+            self._stats.add(cancelled=1)
+            raise
+        decoded = self._drafter.last_stats if self._drafter is not None else None
+        self._stats.add_answer(ids.shape[1] - length, time.perf_counter() - before, decoded)
+        return ids
+
+
+class OneModel(ModelManager):
+    """A model manager that has one model, under the name it was asked for."""
+
+    def __init__(self, name: str, model: DraftedTarget, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._only: Any = (model, tokenizer)
+        super().__init__(force_model=name)
+
+    @staticmethod
+    def process_model_name(model_id: str) -> str:
+        """Names have no revision here."""
+        return model_id
+
+    def load_model_and_processor(self, *args: Any, **kwargs: Any) -> Any:
+        """The one pair there is."""
+        return self._only
+
+    def list_models(self, cache_dir: str | None = None) -> list[dict[str, Any]]:
+        """The one model there is."""
+        return [{"id": self.force_model, "object": "model", "created": 0, "owned_by": "specblock"}]
+
+
+def build_app(
+    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, drafter: Drafter | None
+) -> FastAPI:
+    """The application: chat and text completions, streamed or not, `/v1/models`, `/health` and `/metrics`.
+
+    Args:
+        name: what clients pass as `model`.
+        model, tokenizer, drafter: fit together; one request is generated at a time.
+    """
+    stats = ServeStats()
+    manager, state = OneModel(name, DraftedTarget(model, drafter, stats), tokenizer), GenerationState()
+    chat, completion = ChatCompletionHandler(manager, state), CompletionHandler(manager, state)
+    absent: Any = None
+    app = build_server(manager, chat, completion, absent, absent, absent, state)
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) in ROUTES]
+
+    @app.get("/metrics")
+    def metrics() -> PlainTextResponse:
+        return PlainTextResponse(stats.text())
+
+    async def refuse(_: Request, mistake: Exception) -> JSONResponse:
+        message = f"{type(mistake).__name__}: {mistake}"
+        return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status_code=400)
+
+    for kind in CLIENT_MISTAKES:
+        app.add_exception_handler(kind, refuse)
+    return app
