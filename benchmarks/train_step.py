@@ -29,7 +29,8 @@ from specblock_zoo.functional.objective import LossReport, release_objective
 from specblock_zoo.functional.vocab import target_to_draft
 from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
 from specblock_zoo.models.specblock.dense import dense_blocks
-from specblock_zoo.training.rollout import RolloutSettings, rollout
+from specblock_zoo.training.rollout import RolloutSettings
+from specblock_zoo.training.specblock import rollout
 from specblock_zoo.training.teachers import Teacher
 
 TEACHER_SCALE = 20.0

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specblock_zoo import structures
+from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
 from specblock_zoo.structures import DraftTree, KeyValues, TreeSettings, default_tap_layers
 
@@ -34,6 +35,21 @@ def test_keys_come_before_values() -> None:
 @pytest.mark.parametrize(("layers", "taps"), [(32, (1, 15, 28)), (36, (1, 17, 32)), (30, (1, 14, 26))])
 def test_default_taps_are_the_published_ones(layers: int, taps: tuple[int, int, int]) -> None:
     assert default_tap_layers(layers) == taps
+
+
+OUT_OF_RANGE = [
+    *((name, value) for name in ("num_blocks", "max_nodes", "beam_width") for value in (0, -1, 2.0, True, "3", None)),
+    *(("branching", value) for value in ((1, 2, 3), (1, 2, 3, 4, 5), (1, -1, 2, 0), (1.0, 2, 3, 0))),
+    *(("min_path_prob", value) for value in (-0.1, 1.1, float("nan"), "0.5", None)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE)
+@pytest.mark.parametrize("made", [TreeSettings, SpecBlockConfig])
+def test_drafting_options_out_of_range_are_named_with_their_value(made: type, name: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=name) as caught:
+        made(**{name: value})
+    assert repr(value) in caught.value.problem
 
 
 def test_configuration_and_tree_settings_share_their_defaults() -> None:

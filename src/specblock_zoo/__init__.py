@@ -4,12 +4,10 @@ Importing the package teaches transformers two things: `AutoModel` loads our dra
 `assistant_model`; and it teaches our drafters the names of the zoo. Everything else in transformers stays as it is.
 """
 
-from transformers import AutoConfig, AutoModel
-
 from specblock_zoo.errors import SpecBlockError
 from specblock_zoo.hub.zoo import list_entries, load_drafter, locate
 from specblock_zoo.inference import hf_generate
-from specblock_zoo.models import source
+from specblock_zoo.models import registry, source
 from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
 from specblock_zoo.models.specblock.modeling_specblock import SpecBlockDrafter
 from specblock_zoo.structures import TreeSettings
@@ -28,7 +26,6 @@ __all__ = [
     "load_target",
 ]
 
-AutoConfig.register(SpecBlockConfig.model_type, SpecBlockConfig, exist_ok=True)
-AutoModel.register(SpecBlockConfig, SpecBlockDrafter, exist_ok=True)
+registry.register()
 hf_generate.install()
 source.install(locate)

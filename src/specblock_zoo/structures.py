@@ -8,6 +8,8 @@ from torch import Tensor
 from specblock_zoo.errors import ConfigurationError
 
 FEWEST_LAYERS = 7
+FINAL_NORM = -1
+"""As a tap: not the output of a layer, but the state after the target's final norm, which its head reads."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,19 @@ class BranchOutput:
     path: tuple[KeyValues, ...]
 
 
+def _counts(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+COST_CURVES = ("measured", "stored", "off")
+
+
 @dataclass(frozen=True)
 class TreeSettings:
     """How a draft tree is grown. `functional.tree` reads it; `SpecBlockConfig` stores the defaults.
+
+    Raises:
+        ConfigurationError: a value is out of range.
 
     Attributes:
         num_blocks: drafter forwards per round (the paper's M), >= 1.
@@ -114,6 +126,12 @@ class TreeSettings:
             budget (ours). False is the release's rule: block 1 grows from all starts, block m from
             min(beam_width, max(1, (max_nodes - nodes) // slots)).
         min_path_prob: drop nodes whose path probability is below this, 0..1; a block with no start left is not run.
+            Not read where a cost curve decides.
+        cost_curve: what decides how much of `num_blocks` and `max_nodes`, then mere bounds, is used. `measured`: the
+            curve that `specblock tune` stored for this machine, else a coarse one measured at first use; `stored`: that
+            one, else the settings alone; `off`: the settings alone.
+        independent_slots: slot k's candidates continue every node of slot k-1, not the greedy one alone, best paths
+            first; buckets are not read. For drafters whose slots do not depend on each other's tokens.
     """
 
     num_blocks: int = 2
@@ -126,6 +144,24 @@ class TreeSettings:
     chain: bool = False
     bound_all_starts: bool = True
     min_path_prob: float = 0.0
+    independent_slots: bool = False
+    cost_curve: str = "measured"
+
+    def __post_init__(self) -> None:
+        counts = {name: getattr(self, name) for name in ("num_blocks", "max_nodes", "beam_width")}
+        rules = {name: (_counts(value, 1), "an integer from 1") for name, value in counts.items()}
+        buckets = len(TreeSettings.branching)
+        widths = len(self.branching) == buckets and all(_counts(width, 0) for width in self.branching)
+        rules["branching"] = (widths, f"{buckets} integers from 0, one per rank bucket")
+        number = type(self.min_path_prob) in (int, float)
+        rules["min_path_prob"] = (number and 0.0 <= self.min_path_prob <= 1.0, "a probability, 0..1")
+        rules["cost_curve"] = (self.cost_curve in COST_CURVES, f"one of {', '.join(COST_CURVES)}")
+        for name, (holds, expected) in rules.items():
+            if not holds:
+                raise ConfigurationError(
+                    f"{name} is {getattr(self, name)!r}; expected {expected}.",
+                    "Correct the drafter's configuration, or the option of this call.",
+                )
 
 
 @dataclass(frozen=True)
@@ -172,8 +208,8 @@ class Verdict:
 class Round:
     """One draft -> verify -> commit cycle, for counting and drawing. Times in milliseconds, device-synchronised.
 
-    `draft_ms` includes the drafter's refresh; `other_ms` is everything outside both models' forwards. `drafter_calls`
-    counts drafter forwards, refresh included.
+    `draft_ms` includes the drafter's refresh; `other_ms` is everything outside both models' forwards, of which
+    `commit_ms` went into keeping the accepted rows. `drafter_calls` counts drafter forwards, refresh included.
     """
 
     tree: DraftTree
@@ -182,3 +218,4 @@ class Round:
     verify_ms: float
     other_ms: float
     drafter_calls: int = 0
+    commit_ms: float = 0.0

@@ -7,7 +7,7 @@ import pytest
 
 from tests.architecture.tree import ROOT, python_files
 
-pytestmark = pytest.mark.contract
+pytestmark = pytest.mark.architecture
 
 MAX_FILE_LINES = 400
 MAX_BODY_LINES = 40

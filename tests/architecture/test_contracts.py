@@ -7,7 +7,7 @@ from importlinter.cli import lint_imports
 
 from tests.architecture.tree import ROOT, source_files
 
-pytestmark = pytest.mark.contract
+pytestmark = pytest.mark.architecture
 
 
 def test_import_contracts_hold(monkeypatch: pytest.MonkeyPatch) -> None:

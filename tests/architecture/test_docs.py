@@ -11,7 +11,7 @@ import specblock_zoo
 from specblock_zoo.cli.commands import COMMANDS
 from tests.architecture.tree import PACKAGE, ROOT, project_texts, source_files
 
-pytestmark = pytest.mark.contract
+pytestmark = pytest.mark.architecture
 
 MACHINE_PATH = re.compile(r"(?<![\w.~<{$-])/(?:home|root|Users|mnt|opt|work|tmp/w)/")
 OUTSIDE_PATH = re.compile(

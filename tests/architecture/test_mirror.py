@@ -4,7 +4,7 @@ import pytest
 
 from tests.architecture.tree import PACKAGE, ROOT, SCRIPTS, source_files
 
-pytestmark = pytest.mark.contract
+pytestmark = pytest.mark.architecture
 
 
 def test_every_module_has_its_test_file() -> None:

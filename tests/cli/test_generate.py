@@ -118,7 +118,7 @@ def test_texts_that_part_are_told_where() -> None:
     ("flags", "given", "found"),
     [
         (("--num_blocks=1",), {"num_blocks": 1}, {"num_blocks": 1, "chain": False}),
-        (("--max_nodes=3",), {"max_nodes": 3}, {"max_nodes": 3, "chain": False}),
+        (("--max-nodes=3",), {"max_nodes": 3}, {"max_nodes": 3, "chain": False}),
         (("--mode=chain",), {"mode": "chain"}, {"chain": True}),
     ],
 )

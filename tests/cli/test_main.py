@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from specblock_zoo.cli import train
-from specblock_zoo.cli.main import USER_ERROR, main
+from specblock_zoo.cli.main import USER_ERROR, main, with_underscores
 from specblock_zoo.errors import ConfigurationError, MissingPackageError, SpecBlockError
 
 
@@ -56,6 +56,23 @@ def test_usage_errors_exit_with_two(arguments: list[str], capsys: pytest.Capture
         main(arguments)
     assert ended.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "taken"),
+    [
+        (["generate", "--max-nodes=3"], ["generate", "--max_nodes=3"]),
+        (["--show-tree", "a-b", "-c", "x-y.yaml"], ["--show_tree", "a-b", "-c", "x-y.yaml"]),
+        (
+            ["--trainer.max-epochs", "--drafter=specblock-smollm2-135m"],
+            ["--trainer.max_epochs", "--drafter=specblock-smollm2-135m"],
+        ),
+        (["--compare", "--", "--no-flag"], ["--compare", "--", "--no-flag"]),
+        (["--data.cache_dir=a__b", "--print-config"], ["--data.cache_dir=a__b", "--print_config"]),
+    ],
+)
+def test_flags_may_be_spelled_with_hyphens(typed: list[str], taken: list[str]) -> None:
+    assert with_underscores(typed) == taken
 
 
 def test_the_module_is_a_program() -> None:

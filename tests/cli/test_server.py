@@ -1,5 +1,6 @@
 """The server answers as plain `generate` answers, to the `openai` client and over the loopback device."""
 
+import functools
 import socket
 import threading
 import time
@@ -125,15 +126,43 @@ def test_metrics_add_up(running: Running) -> None:
         ({"max_tokens": "many"}, 400),
         ({"not_a_field": 1}, 422),
         ({"messages": [{"role": "user", "content": "x" * (POSITIONS + 1)}]}, 400),
+        ({"max_tokens": 0}, 400),
+        ({"max_completion_tokens": -3}, 400),
+        ({"temperature": -1.0}, 400),
+        ({"top_p": 1.5}, 400),
+        ({"frequency_penalty": -1.0}, 400),
+        ({"stop": [""]}, 400),
+        ({"stop": 7}, 400),
+        ({"n": 2}, 400),
+        ({"response_format": {"type": "json_object"}}, 400),
+        ({"logprobs": True}, 400),
+        ({"generation_config": "not JSON"}, 400),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
-def test_bad_requests_are_the_clients_fault(running: Running, body: dict[str, Any], status: int) -> None:
-    whole = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], **body}
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_requests_are_the_clients_fault(running: Running, body: dict[str, Any], status: int, stream: bool) -> None:
+    """Also where the answer is streamed, whose status is sent before its text."""
+    whole = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "stream": stream, **body}
     with pytest.raises(openai.APIStatusError) as caught:
         running.client.post("/chat/completions", body=whole, cast_to=object)
     assert caught.value.status_code == status
+
+
+def test_bad_requests_leave_the_server_as_it_was(running: Running) -> None:
+    before = running.metrics()
+    with pytest.raises(openai.BadRequestError, match="num_return_sequences"):
+        running.chat("hi", extra_body={"generation_config": '{"num_return_sequences": 2, "do_sample": true}'})
     assert running.chat("still here?").choices[0].message.content == running.plain("still here?")
+    after = running.metrics()
+    assert after["specblock_failed_total"] == before["specblock_failed_total"] + 1
+    assert after["specblock_cancelled_total"] == before["specblock_cancelled_total"]
+
+
+def test_a_temperature_samples_and_the_seed_decides(running: Running) -> None:
+    texts = [running.chat("hi", temperature=1.0, seed=seed).choices[0].message.content for seed in (1, 1, 2, 3)]
+    assert texts[0] == texts[1]
+    assert len({*texts, running.plain("hi")}) > 2
 
 
 def test_what_could_load_another_model_is_gone(running: Running) -> None:
@@ -144,16 +173,27 @@ def test_what_could_load_another_model_is_gone(running: Running) -> None:
             )
 
 
-def test_a_client_that_leaves_frees_its_place(running: Running) -> None:
-    before = running.metrics()
-    stream = running.chat("a long story", stream=True, max_tokens=POSITIONS)
+def test_a_client_that_leaves_frees_its_place(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that needs seconds for this answer, so that nobody can have waited for its end."""
+    forward, forwards = running.model.forward, []
+
+    @functools.wraps(forward)
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        forwards.append(1)
+        time.sleep(0.05)
+        return forward(*args, **kwargs)
+
+    before, wanted = running.metrics(), POSITIONS - 40
+    monkeypatch.setattr(running.model, "forward", slow)
+    config = f'{{"max_new_tokens": {wanted}, "min_new_tokens": {wanted}, "do_sample": false}}'
+    stream = running.chat("a long story", stream=True, extra_body={"generation_config": config}, max_tokens=wanted)
     next(iter(stream))
     stream.response.close()
     assert running.chat("next, please").choices[0].message.content == running.plain("next, please")
     after = running.metrics()
-    assert after["specblock_cancelled_total"] + after["specblock_answers_total"] == (
-        before["specblock_cancelled_total"] + before["specblock_answers_total"] + 2
-    )
+    assert after["specblock_cancelled_total"] == before["specblock_cancelled_total"] + 1
+    assert after["specblock_answers_total"] == before["specblock_answers_total"] + 1
+    assert len(forwards) < wanted / 2
 
 
 @pytest.mark.parametrize("requests", [24, pytest.param(200, marks=pytest.mark.slow)])

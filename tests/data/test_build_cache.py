@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from specblock_zoo.data import build_cache as module
-from specblock_zoo.data.build_cache import build_cache, only_writer
+from specblock_zoo.data.build_cache import build_cache
 from specblock_zoo.data.extract import Extractor
 from specblock_zoo.data.feature_cache import FeatureCache
 from specblock_zoo.data.layout import LAST_HIDDEN, to_bits
+from specblock_zoo.data.locks import using_folder
 from specblock_zoo.data.manifest import read_manifest
 from specblock_zoo.data.settings import CacheSettings
 from specblock_zoo.errors import (
@@ -241,7 +242,8 @@ def test_the_plan_shows_a_decoded_sample_first(settings, capsys):
 
 
 def test_a_second_writer_is_refused_and_the_lock_dies_with_its_holder(settings, tmp_path):
-    with only_writer(tmp_path / "cache"), pytest.raises(ConfigurationError, match="Another process is writing"):
+    refused = pytest.raises(ConfigurationError, match="Another process is writing")
+    with using_folder(tmp_path / "cache", alone=True), refused:
         build_cache(settings)
     assert list((tmp_path / "cache").iterdir()) == []
     assert build_cache(settings).complete

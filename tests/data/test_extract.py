@@ -8,14 +8,17 @@ from specblock_zoo.data.examples import Example
 from specblock_zoo.data.extract import Extractor, length_sorted_batches
 from specblock_zoo.data.layout import Layout, from_bits
 from specblock_zoo.functional.vocab import build_vocab_map
+from specblock_zoo.targets.gemma2 import GEMMA2
 from specblock_zoo.targets.llama import LLAMA
 
-DRAFT_VOCAB = 24
+DRAFT_VOCAB, FAMILIES = 24, ("llama", "gemma2")
 
 
-@pytest.fixture(scope="module")
-def extractor():
-    model = LLAMA.tiny_model()
+@pytest.fixture(
+    scope="module", params=[LLAMA.tiny_model(), GEMMA2.tiny_model(final_logit_softcapping=0.5)], ids=FAMILIES
+)
+def extractor(request):
+    model = request.param
     vocab = build_vocab_map(torch.arange(96), DRAFT_VOCAB)
     return Extractor.of(model, Layout((1, 2, 3), 32, DRAFT_VOCAB, teacher="topk", teacher_top=DRAFT_VOCAB), vocab)
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specblock_zoo.functional.sampling import draw, log_probs, top_candidates
+from specblock_zoo.functional.sampling import capped, draw, log_probs, top_candidates
 
 seeds = st.integers(0, 2**16)
 
@@ -23,6 +23,15 @@ def test_half_precision_scores_give_float32_probabilities():
     logits = torch.randn(4, 5000, dtype=torch.bfloat16)
     assert log_probs(logits).dtype == top_candidates(logits, 3)[0].dtype == torch.float32
     torch.testing.assert_close(log_probs(logits).exp().sum(-1), torch.ones(4), atol=1e-4, rtol=0)
+
+
+@given(seeds, st.sampled_from([2.0, 30.0]))
+def test_a_cap_bounds_the_logits_and_keeps_their_order(seed, cap):
+    logits = 3 * torch.randn(3, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    found = capped(logits, cap)
+    assert found.abs().amax() < cap
+    torch.testing.assert_close(cap * torch.atanh(found / cap), logits)
+    assert capped(logits, None) is logits
 
 
 @given(seeds)

@@ -10,6 +10,8 @@ from specblock_zoo.inference.text import Rules, Text
 from specblock_zoo.inference.verify import Prompt, Verifier
 from tests.support.decoding import TAPS, WIDTH, ScriptedDrafter, generate, prompt_ids, scripted_drafter, target_of
 
+pytestmark = pytest.mark.contract
+
 LENGTH, NEW = 5, 20
 
 

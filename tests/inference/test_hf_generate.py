@@ -23,6 +23,8 @@ from tests.support.decoding import (
     target_of,
 )
 
+pytestmark = pytest.mark.contract
+
 LENGTH, NEW = 6, 16
 
 

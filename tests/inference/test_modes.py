@@ -13,7 +13,7 @@ from specblock_zoo.inference.verify import Form
 from specblock_zoo.targets.registry import FAMILIES
 from tests.support.decoding import generate, prompt_ids, scripted_drafter, target_of
 
-pytestmark = pytest.mark.generation
+pytestmark = pytest.mark.contract
 
 LENGTH, NEW = 11, 14
 
@@ -111,11 +111,37 @@ def test_unknown_attention_is_refused_with_the_known_ones() -> None:
         form_of(model)
 
 
-def test_flex_attention_is_refused_on_a_cpu() -> None:
-    model = target_of("llama")
-    model.config._attn_implementation = "flex_attention"
-    with pytest.raises(UnsupportedOptionError, match="flex attention"):
-        form_of(model)
+# What torch says of flex attention that is not compiled, and of its own older names.
+FLEX_NOISE = ("ignore:flex_attention called without torch.compile", "ignore::DeprecationWarning")
+
+
+def flex_texts(family: str, new: int) -> None:
+    """Trees, windows and two padded rows, against plain generate with sdpa attention."""
+    model = target_of(family, num_hidden_layers=4)
+    ids = torch.cat((torch.nn.functional.pad(prompt_ids(LENGTH), (2, 0)), prompt_ids(LENGTH + 2, 1)))
+    mask = torch.ones_like(ids).index_fill(1, torch.tensor([0, 1]), 0)
+    mask[1] = 1
+    alone = generate(model, prompt_ids(LENGTH), new)
+    together = generate(model, ids, 2, attention_mask=mask)
+    drafter = scripted_drafter(model, alone, lambda index: (0, 1, 0, -1)[index % 4], num_blocks=1, max_nodes=6)
+    model.set_attn_implementation("flex_attention")
+    assert torch.equal(generate(model, prompt_ids(LENGTH), new, assistant_model=drafter), alone)
+    assert drafter.last_stats.tau > 1.0
+    assert max(map(len, (each.tree for each in drafter.last_stats.history))) == 6, "trees, not chains"
+    assert torch.equal(generate(model, ids, 2, attention_mask=mask, assistant_model=drafter), together)
+
+
+@pytest.mark.filterwarnings(*FLEX_NOISE)
+def test_flex_attention_judges_trees() -> None:
+    """Not compiled here, which spares a minute of a C++ compiler; the mask is the same."""
+    with torch.compiler.set_stance("force_eager"):
+        flex_texts("qwen2", 5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(*FLEX_NOISE)
+def test_compiled_flex_attention_judges_trees_of_changing_size() -> None:
+    flex_texts("llama", NEW)
 
 
 def test_flash_attention_drafts_chains_without_being_asked() -> None:

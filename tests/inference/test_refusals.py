@@ -1,23 +1,53 @@
 """What cannot be honoured is refused by name, with the way out; it never becomes another text."""
 
+import copy
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedModel,
+    StaticCache,
+    StoppingCriteriaList,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from transformers.generation import logits_process
 from transformers.generation.stopping_criteria import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from specblock_zoo.errors import TargetMismatchError, UnsupportedOptionError
-from specblock_zoo.inference.refusals import ROW_WISE_PROCESSORS, check_fits, check_form
+from specblock_zoo.errors import TargetMismatchError, UnknownNameError, UnsupportedOptionError
+from specblock_zoo.inference.refusals import (
+    OTHER_METHODS,
+    ROW_WISE_PROCESSORS,
+    Request,
+    check_fits,
+    check_form,
+    check_supported,
+)
+from specblock_zoo.inference.text import Rules
 from specblock_zoo.inference.verify import Form
 from specblock_zoo.inference.versions import CACHE_NAME
-from tests.support.decoding import STATIC_TAKES_BACK, VOCAB, generate, prompt_ids, random_drafter, target_of
+from tests.support.decoding import (
+    STATIC_TAKES_BACK,
+    VOCAB,
+    generate,
+    prompt_ids,
+    random_drafter,
+    target_of,
+    word_tokenizer,
+)
 
-pytestmark = pytest.mark.generation
+pytestmark = pytest.mark.contract
 
 LENGTH, NEW = 6, 8
 
@@ -96,16 +126,78 @@ def test_targets_in_train_mode() -> None:
         generate(training, prompt_ids(LENGTH), NEW, assistant_model=random_drafter(training))
 
 
-def test_several_return_sequences_are_refused_by_transformers() -> None:
-    with pytest.raises(ValueError, match="num_return_sequences"):
+def test_several_return_sequences_are_refused_with_the_way_out() -> None:
+    drafter = random_drafter(target())
+    with pytest.raises(UnsupportedOptionError, match=r"num_return_sequences = 2.*repeat_interleave\(2"):
+        generate(target(), prompt_ids(LENGTH), NEW, assistant_model=drafter, num_return_sequences=2, do_sample=True)
+    ids = prompt_ids(LENGTH).repeat_interleave(2, dim=0)
+    assert len(generate(target(), ids, NEW, assistant_model=drafter, do_sample=True)) == 2
+
+
+def test_a_tokenizer_for_the_drafter_is_refused() -> None:
+    tokenizer = word_tokenizer()
+    with pytest.raises(UnsupportedOptionError, match="assistant_tokenizer"):
         generate(
             target(),
             prompt_ids(LENGTH),
             NEW,
             assistant_model=random_drafter(target()),
-            num_return_sequences=2,
-            do_sample=True,
+            tokenizer=tokenizer,
+            assistant_tokenizer=tokenizer,
         )
+
+
+def tiny_encoder_decoder() -> PreTrainedModel:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": VOCAB}
+    return T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
+
+
+def tiny_state_space() -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 2, "vocab_size": VOCAB}
+    return MambaForCausalLM(MambaConfig(**sizes)).eval()
+
+
+def tiny_stranger() -> PreTrainedModel:
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=5, n_head=2, vocab_size=VOCAB)).eval()
+
+
+OTHER_TARGETS = {
+    "encoder-decoder": (tiny_encoder_decoder, UnsupportedOptionError, "encoder-decoder target"),
+    "state space": (tiny_state_space, UnsupportedOptionError, "MambaForCausalLM"),
+    "of no known family": (tiny_stranger, UnknownNameError, "gpt2"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TARGETS)
+def test_targets_that_cannot_be_drafted_for(name: str) -> None:
+    make, error, named = OTHER_TARGETS[name]
+    with pytest.raises(error, match=named):
+        generate(make(), prompt_ids(LENGTH), NEW, assistant_model=random_drafter(target()))
+
+
+def test_prompts_of_embeddings_alone_are_refused() -> None:
+    embeddings = target().get_input_embeddings()(prompt_ids(LENGTH))
+    with pytest.raises(UnsupportedOptionError, match=r"empty prompt|inputs_embeds"):
+        target().generate(inputs_embeds=embeddings, max_new_tokens=NEW, assistant_model=random_drafter(target()))
+
+
+@pytest.mark.parametrize("name", OTHER_METHODS)
+def test_other_ways_to_speculate_at_once(name: str) -> None:
+    """By what `generate` hands over; not every version knows every name."""
+    config = copy.deepcopy(target().generation_config)
+    setattr(config, name, 3)
+    request = Request(prompt_ids(LENGTH), config, Rules(), {CACHE_NAME: DynamicCache()})
+    with pytest.raises(UnsupportedOptionError, match=name):
+        check_supported(target(), request)
+
+
+@pytest.mark.skipif(not STATIC_TAKES_BACK, reason="this transformers cannot crop static caches")
+@pytest.mark.parametrize("short", [1, LENGTH + NEW - 2])
+def test_a_static_cache_too_small_for_the_text_is_refused_before_the_prompt_is_read(short: int) -> None:
+    kept = StaticCache(config=target().config, max_cache_len=LENGTH + NEW - 1 - short)
+    with pytest.raises(UnsupportedOptionError, match=f"{short} columns too small.*max_cache_len={LENGTH + NEW - 1}"):
+        generate(target(), prompt_ids(LENGTH), NEW, assistant_model=random_drafter(target()), **{CACHE_NAME: kept})
+    assert kept.get_seq_length() == 0
 
 
 def test_rows_of_unequal_length_need_tree_masks() -> None:

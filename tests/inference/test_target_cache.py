@@ -20,6 +20,8 @@ from specblock_zoo.inference.target_cache import (
     started,
 )
 
+pytestmark = pytest.mark.contract
+
 HEADS, SIZE, WINDOW, HELD = 2, 3, 5, 7
 WINDOWED = MistralConfig(num_hidden_layers=1, sliding_window=WINDOW)
 WHOLE = MistralConfig(

@@ -24,7 +24,7 @@ from tests.support.decoding import (
     word_tokenizer,
 )
 
-pytestmark = pytest.mark.generation
+pytestmark = pytest.mark.contract
 
 LENGTHS, NEW = (3, 11, 6, 9), 16
 EVERY_FAMILY = [

@@ -5,8 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from tests.support.decoding import WIDTH, config_for, generate, prompt_ids, random_drafter, scripted_drafter, target_of
+
+pytestmark = pytest.mark.contract
 
 NEW = 20
 
@@ -62,6 +65,18 @@ def one_token(drafter: SpecBlockDrafter) -> None:
 def enormous_weights(drafter: SpecBlockDrafter) -> None:
     for parameter in drafter.parameters():
         parameter.data.mul_(1e20)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_nodes", 0), ("num_blocks", 0), ("beam_width", -1), ("min_path_prob", 2.0)]
+)
+def test_drafting_options_set_out_of_range_are_refused_before_the_prompt_is_read(name: str, value: float) -> None:
+    target = target_of("llama")
+    drafter = random_drafter(target)
+    setattr(drafter.config, name, value)
+    with pytest.raises(ConfigurationError, match=name):
+        generate(target, prompt_ids(5), NEW, assistant_model=drafter)
+    assert drafter.last_stats is None
 
 
 HOSTILE = [nan_weights, nan_head, infinite_head, foreign_tokens, only_foreign_tokens, one_token, enormous_weights]

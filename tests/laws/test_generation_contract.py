@@ -1,7 +1,7 @@
 """What `generate` honours with a drafter, for every target family: the text is plain `generate`'s.
 
 Prompts are longer than the tiny windows, so that layers with a sliding window have forgotten tokens. Two families run
-in every test run, the others with `pytest -m generation`.
+in every test run, the others with `pytest -m contract`.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ from tests.support.decoding import (
     word_tokenizer,
 )
 
-pytestmark = pytest.mark.generation
+pytestmark = pytest.mark.contract
 
 LENGTH, NEW, BLOCKS = 11, 14, 2
 ALWAYS = ("llama", "qwen2")
@@ -113,6 +113,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (3, 1.3), "eos_token_id": 9},
     "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda _, ids: [int(ids[-1]) // 2, 7, 30, 41]},
     "prefill_chunk_size": {"prefill_chunk_size": 4},
+    "guidance_scale": {"guidance_scale": 1.5},
+    "num_assistant_tokens": {"num_assistant_tokens": 1},
     "sequences only": {"return_dict_in_generate": False},
 }
 

@@ -20,6 +20,8 @@ from tests.support.decoding import (
     word_tokenizer,
 )
 
+pytestmark = pytest.mark.contract
+
 FAMILIES = ("llama", "qwen3")
 NEW = 24
 # Index -> rank of the right token: always best; often best, sometimes a sibling, sometimes absent; never best.

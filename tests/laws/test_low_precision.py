@@ -9,7 +9,7 @@ from specblock_zoo.targets.local import EMBEDDED_TARGETS, find_gguf, load_target
 from specblock_zoo.targets.registry import FAMILIES
 from tests.support.decoding import generate, prompt_ids, random_drafter, target_of
 
-pytestmark = pytest.mark.generation
+pytestmark = pytest.mark.contract
 
 NEW = 24
 # Share of the logits' spread below which the two best tokens are a near tie; rounding moved logits by less (measured).

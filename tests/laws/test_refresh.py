@@ -14,6 +14,8 @@ from specblock_zoo.inference.verify import Prompt, Verifier
 from specblock_zoo.targets.capture import capture
 from tests.support.decoding import TAPS, WIDTH, generate, prompt_ids, scripted_drafter, target_of
 
+pytestmark = pytest.mark.contract
+
 LENGTH, NEW, PADDING = 5, 18, 3
 # Right depth of each round's draft: all of it, none of it (m = 0 several times running), and everything between.
 PLACES = {"all": lambda _: 0, "none": lambda _: -1, "some": lambda index: (0, 0, -1, 0, 1, -1, -1)[index % 7]}

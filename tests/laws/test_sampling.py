@@ -19,6 +19,8 @@ from specblock_zoo.inference.verify import Prompt, Verifier
 from specblock_zoo.models.base import Drafter
 from tests.support.decoding import TAPS, generate, prompt_ids, random_drafter, scripted_drafter, target_of
 
+pytestmark = pytest.mark.contract
+
 NEW = 4
 
 

@@ -17,7 +17,7 @@ from specblock_zoo.inference import hf_generate
 from specblock_zoo.inference.versions import CACHE_NAME
 from tests.support.decoding import RECORDS_WINDOWS, generate, prompt_ids, random_drafter, scripted_drafter, target_of
 
-pytestmark = pytest.mark.generation
+pytestmark = pytest.mark.contract
 
 LENGTH, NEW = 11, 14
 

@@ -1,11 +1,16 @@
 """Small drafters with random weights."""
 
+from typing import TypeVar
+
 import torch
 
 from specblock_zoo.functional.vocab import build_vocab_map
+from specblock_zoo.models.eagle3 import Eagle3Config, Eagle3Drafter
+from specblock_zoo.models.pretrained import PretrainedDrafter
 from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
 
 VOCAB, DRAFT_VOCAB, HIDDEN, WIDTH = 40, 24, 16, 3
+Kind = TypeVar("Kind", bound=PretrainedDrafter)
 
 
 def tiny_config(**changes: object) -> SpecBlockConfig:
@@ -18,7 +23,19 @@ def tiny_config(**changes: object) -> SpecBlockConfig:
 def tiny_drafter(attached: bool = True, seed: int = 0, **changes: object) -> SpecBlockDrafter:
     """A random drafter whose draft vocabulary is not the first ids of the target's."""
     torch.manual_seed(seed)
-    drafter = SpecBlockDrafter(tiny_config(**changes)).eval()
+    return prepared(SpecBlockDrafter(tiny_config(**changes)).eval(), attached)
+
+
+def tiny_eagle3(attached: bool = True, seed: int = 0, **changes: object) -> Eagle3Drafter:
+    """The same for an EAGLE-3 drafter."""
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, "hidden_size": HIDDEN, "target_hidden_size": HIDDEN}
+    shape = {"intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+    return prepared(Eagle3Drafter(Eagle3Config(**{**sizes, **shape, **changes})).eval(), attached)
+
+
+def prepared(drafter: Kind, attached: bool) -> Kind:
+    """Sets a vocabulary map, and attaches random embeddings if asked to."""
     vocab = build_vocab_map(torch.arange(1, drafter.config.vocab_size + 1), drafter.config.draft_vocab_size)
     drafter.d2t.copy_(vocab.d2t)
     drafter.t2d.copy_(vocab.t2d)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.functional.sampling import capped
 from specblock_zoo.structures import default_tap_layers
 from specblock_zoo.targets.base import TargetFamily, check_tap_layers
 from specblock_zoo.targets.registry import FAMILIES
@@ -49,8 +50,11 @@ def test_head_weight_maps_the_last_state_to_the_logits(family):
     ids = torch.arange(3, 9)[None]
     last_hidden = family.decoder(model)(ids).last_hidden_state
     logits = last_hidden @ family.head_weight(model).T
-    cap = getattr(model.config, "final_logit_softcapping", None)
-    torch.testing.assert_close(cap * (logits / cap).tanh() if cap else logits, model(ids).logits)
+    torch.testing.assert_close(capped(logits, family.logit_cap(model.config)), model(ids).logits)
+
+
+def test_only_gemma_2_caps_its_logits_unless_told_to(family):
+    assert (family.logit_cap(family.tiny_config()) is not None) == (family.name == "gemma2")
 
 
 def test_windows_are_those_of_the_configuration(family):

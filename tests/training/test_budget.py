@@ -9,19 +9,17 @@ from torch import Tensor
 from specblock_zoo.functional.vocab import target_to_draft
 from specblock_zoo.targets.registry import FAMILIES
 from specblock_zoo.training.budget import (
-    Assumptions,
     Batching,
     activation_values,
     drafter_parameters,
-    forward_rows,
-    graded_rows,
-    layer_parameters,
     plan_run,
     target_parameters,
     training_flops,
     updates,
 )
-from specblock_zoo.training.rollout import RolloutSettings, rollout
+from specblock_zoo.training.method import Assumptions
+from specblock_zoo.training.rollout import RolloutSettings
+from specblock_zoo.training.specblock import forward_rows, graded_rows, layer_parameters, rollout
 from specblock_zoo.training.teachers import Teacher
 from tests.support.drafters import tiny_config, tiny_drafter
 

@@ -65,14 +65,14 @@ def test_another_shape_is_refused_with_both_values(field: str) -> None:
 
 def test_an_unknown_drafter_option_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="no option blok_width"):
-        check_options({"blok_width": 4}, {})
+        check_options(SpecBlockConfig, {"blok_width": 4}, {})
 
 
 def test_an_option_may_repeat_a_fact_but_not_contradict_it() -> None:
     facts = {"tap_layers": [1, 2, 3], "train_blocks": 3}
-    check_options({"tap_layers": (1, 2, 3), "block_width": 5}, facts)
+    check_options(SpecBlockConfig, {"tap_layers": (1, 2, 3), "block_width": 5}, facts)
     with pytest.raises(CacheMismatchError, match=r"tap_layers is \[1, 2, 3\], not \[1\]"):
-        check_options({"tap_layers": [1]}, facts)
+        check_options(SpecBlockConfig, {"tap_layers": [1]}, facts)
 
 
 def test_a_checkpoint_may_draft_otherwise_but_not_be_another_drafter() -> None:

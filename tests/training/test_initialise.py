@@ -122,7 +122,7 @@ def attached(target: PreTrainedModel) -> SpecBlockDrafter:
 def test_first_states_predict_the_last_tap_of_their_token(attached: SpecBlockDrafter) -> None:
     batch = linear_batch(attached)
     fit_first_state(attached, [batch])
-    known, wanted = regression_rows(attached, batch)
+    known, wanted = regression_rows(attached, attached.input_layer.token_norm, batch)
     features, token = known.split((known.shape[1] - wanted.shape[1], wanted.shape[1]), dim=1)
     embedding = attached.embed(batch["input_ids"][:, 1:][batch["attention_mask"][:, 1:]])
     found = attached.input_layer.pair(attached.condition(features), embedding).detach()
@@ -145,7 +145,7 @@ def test_enough_tokens_end_the_fit(attached: SpecBlockDrafter) -> None:
 
 def test_rows_pair_a_state_with_the_next_token_and_leave_padding_out(attached: SpecBlockDrafter) -> None:
     batch = linear_batch(attached)
-    known, wanted = regression_rows(attached, batch)
+    known, wanted = regression_rows(attached, attached.input_layer.token_norm, batch)
     assert len(known) == len(wanted) == int(batch["attention_mask"].sum()) - len(batch["input_ids"])
     assert torch.equal(known[3, : batch["features"].shape[-1]], batch["features"][0, 3])
     assert torch.equal(wanted[3], batch["features"][0, 4, -wanted.shape[1] :])

@@ -14,7 +14,9 @@ from specblock_zoo.functional.objective import LossReport, SlotTerms
 from specblock_zoo.functional.vocab import target_to_draft
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.models.specblock.dense import dense_blocks
-from specblock_zoo.training.rollout import RolloutSettings, Teacher, rollout
+from specblock_zoo.training.rollout import RolloutSettings
+from specblock_zoo.training.specblock import rollout
+from specblock_zoo.training.teachers import Teacher
 from tests.support.drafters import DRAFT_VOCAB, HIDDEN, VOCAB, WIDTH, tiny_drafter
 from tests.support.scores import plain_terms
 

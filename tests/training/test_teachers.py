@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from specblock_zoo.data import layout
-from specblock_zoo.training.teachers import TEACHERS, TokenTeacher, TopTeacher
+from specblock_zoo.targets.registry import FAMILIES
+from specblock_zoo.training.teachers import TEACHERS, Teacher, TokenTeacher, TopTeacher
 
 HIDDEN, VOCAB, DRAFT_VOCAB = 16, 30, 20
 # Draft token i is target token i + 5.
@@ -41,6 +42,22 @@ def test_every_teacher_gives_distributions_in_any_pieces(name, head):
     assert whole.dtype == torch.float32
     torch.testing.assert_close(whole.sum(-1), torch.ones(4), atol=2e-3, rtol=0)
     torch.testing.assert_close(torch.cat([rows(slice(0, 3)), rows(slice(3, 9))]), whole)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_the_whole_distribution_is_the_targets_own(family):
+    """Also where the target does something to its logits after the head."""
+    caps = {"final_logit_softcapping": 0.3} if family.name in ("gemma2", "gemma3") else {}
+    target = family.tiny_model(**caps)
+    ids = torch.arange(4, 12).view(2, 4)
+    states = family.decoder(target)(ids).last_hidden_state
+    teacher = Teacher(family.head_weight(target), torch.arange(96), family.logit_cap(target.config))
+    sequence, state = torch.tensor([0, 0, 1]), torch.tensor([1, 3, 2])
+    probs = teacher.rows({layout.LAST_HIDDEN: states}, sequence, state)(EVERYTHING)
+    expected = target(ids).logits[sequence, state].softmax(-1)
+    torch.testing.assert_close(probs, expected)
+    without = Teacher(teacher.head, teacher.draft_ids).rows({layout.LAST_HIDDEN: states}, sequence, state)(EVERYTHING)
+    assert torch.allclose(without, expected, atol=1e-3) == (not caps), "a law about caps needs a cap that matters"
 
 
 def test_all_tokens_kept_are_the_whole_distribution(head):

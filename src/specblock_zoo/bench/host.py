@@ -3,14 +3,20 @@
 import importlib.metadata
 import platform
 import resource
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from specblock_zoo.inference.prepack import PackedLinear
 from specblock_zoo.targets.local import fast_dtype
 
+CHECKOUT = Path(__file__).parents[3]
 REPORTED_PACKAGES = ("torch", "transformers", "specblock-zoo")
 
 
@@ -38,6 +44,17 @@ def versions() -> dict[str, str]:
     return found
 
 
+def circumstances(model: PreTrainedModel) -> dict[str, Any]:
+    """What every record of a measurement on `model` says of dtype, threads, weights, commit and versions."""
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "packed": any(isinstance(module, PackedLinear) for module in model.modules()),
+        "commit": source_commit(),
+        "versions": versions(),
+    }
+
+
 def source_commit() -> str:
     """Commit of the checkout this package runs from, with `-dirty` for uncommitted changes; `unknown` outside one."""
     here = Path(__file__).parent
@@ -47,6 +64,22 @@ def source_commit() -> str:
         return "unknown"
     changes = subprocess.run([*git, "status", "--porcelain", "--", "."], capture_output=True, text=True, check=False)
     return head.stdout.strip() + ("-dirty" if changes.stdout.strip() else "")
+
+
+def public_command(arguments: Sequence[str]) -> str:
+    """A command line with its program, and with paths outside the checkout, cut to their names: where they lay means
+    nothing elsewhere."""
+
+    def shorten(argument: str) -> str:
+        flag, equals, value = argument.rpartition("=")
+        path = Path(value).resolve()
+        if not (value.startswith("/") or ("/" in value and path.exists())):
+            return argument
+        return flag + equals + (str(path.relative_to(CHECKOUT)) if path.is_relative_to(CHECKOUT) else path.name)
+
+    program, *rest = arguments
+    words = ["python", shorten(program)] if program.endswith(".py") else [Path(program).name]
+    return shlex.join([*words, *map(shorten, rest)])
 
 
 def peak_memory_mib() -> float:

@@ -14,7 +14,7 @@ from specblock_zoo.errors import ConfigurationError, EmptyDataError, PromptTooLo
 
 
 class Prompt(Record):
-    """One line of a task file; only the first turn is asked, since later turns depend on earlier answers."""
+    """One line of a task file; `turns` are what the user says, one after the other's answer."""
 
     id: str
     category: str
@@ -47,17 +47,26 @@ def read_task(path: Path, limit: int | None = None) -> Task:
     prompts = tuple(parse_lines(path, Prompt))
     if not prompts:
         raise EmptyDataError(f"{path} holds 0 prompts; expected at least 1.", "Give JSON lines of id, category, turns.")
-    taken = min(limit or len(prompts), len(prompts))
-    return Task(path.stem, tuple(prompts[index * len(prompts) // taken] for index in range(taken)))
+    return Task(path.stem, tuple(prompts[index] for index in spread(len(prompts), limit or len(prompts))))
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> Tensor:
-    """Token ids `[1, length]` of a user's message, through the chat template where the tokenizer has one."""
+def spread(total: int, count: int) -> list[int]:
+    """`count` indices spread evenly over `total` items, or all where there are fewer."""
+    taken = min(count, total)
+    return [index * total // taken for index in range(taken)]
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, *said: str) -> Tensor:
+    """Token ids `[1, length]` of a conversation, through the chat template where the tokenizer has one.
+
+    Args:
+        said: the user's message; of a longer conversation also the answer to it, the next message, and so on.
+    """
     if tokenizer.chat_template:
-        message = [{"role": "user", "content": text}]
-        ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+        messages = [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(said)]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     else:
-        ids = tokenizer(text)["input_ids"]
+        ids = tokenizer("\n".join(said))["input_ids"]
     return torch.tensor([ids], dtype=torch.int64)
 
 

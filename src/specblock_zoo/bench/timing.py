@@ -1,4 +1,4 @@
-"""Fair timing on shared cores: cases interleaved item by item, ratios inside one run, medians with their spread.
+"""Fair timing on shared cores: methods in turn, item by item, ratios inside one run, medians with their spread.
 
 The same case measured an hour apart moves by 15 % on a shared host while ratios inside one run move by under 5 %, so
 only ratios of interleaved runs are ever reported.
@@ -6,7 +6,7 @@ only ratios of interleaved runs are ever reported.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -69,40 +69,23 @@ def synchronize() -> None:
         torch.accelerator.synchronize()
 
 
+def stopwatch() -> float:
+    """Seconds of a clock that is read once the device has caught up."""
+    synchronize()
+    return time.perf_counter()
+
+
 def time_call(case: Callable[[Item], Outcome], item: Item) -> Timed[Outcome]:
     """Calls `case(item)` once between two synchronisations."""
-    synchronize()
-    start = time.perf_counter()
+    start = stopwatch()
     outcome = case(item)
-    synchronize()
-    return Timed(outcome, time.perf_counter() - start)
+    return Timed(outcome, stopwatch() - start)
 
 
-def interleave(
-    cases: Mapping[str, Callable[[Item], Outcome]],
-    items: Sequence[Item],
-    warm_up: Item | None = None,
-    advance: Callable[[], None] = lambda: None,
-) -> dict[str, list[Timed[Outcome]]]:
-    """Times every case on every item in the order A B C, A B C, ... so that slow minutes of the host hit all alike.
-
-    Args:
-        cases: name -> callable; the order is the order of the table.
-        items: what each case is called with.
-        warm_up: given to every case once, untimed, before the first measurement.
-        advance: called after each timed call (a progress bar).
-    Returns:
-        name -> one `Timed` per item, in the order of `items`.
-    """
-    if warm_up is not None:
-        for case in cases.values():
-            case(warm_up)
-    timings: dict[str, list[Timed[Outcome]]] = {name: [] for name in cases}
-    for item in items:
-        for name, case in cases.items():
-            timings[name].append(time_call(case, item))
-            advance()
-    return timings
+def rotated(names: Sequence[str], turn: int) -> list[str]:
+    """`names` from the one whose turn it is: over many items, each goes first, and follows each, equally often."""
+    start = turn % len(names)
+    return [*names[start:], *names[:start]]
 
 
 def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
@@ -119,25 +102,33 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(middle, low, high, len(values))
 
 
-def bootstrap_interval(values: Sequence[float], seed: int = 0, confidence: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median of `values`; the value itself twice when there is only one.
+def interval_of_mean(
+    groups: Sequence[Sequence[float]], seed: int = 0, confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """The mean of the groups' medians, and its percentile bootstrap interval, resampled within each group.
 
-    The percentile method is used because the bias-corrected one is undefined when resampled medians tie.
+    A group whose values are all alike adds nothing to the interval. The percentile method is used because the
+    bias-corrected one is undefined when resampled medians tie.
+
+    Args:
+        groups: at least one, none empty.
     """
-    if len(set(values)) < 2:
-        return values[0], values[0]
+    middle = statistics.mean(statistics.median(group) for group in groups)
+    spread = tuple(list(group) for group in groups if len(set(group)) > 1)
+    if not spread:
+        return middle, middle, middle
+    import numpy as np
     import scipy.stats  # here, so that only a measurement needs it
 
+    fixed = sum(statistics.median(group) for group in groups if len(set(group)) == 1)
+
+    def mean_of_medians(*samples: Any, axis: int) -> Any:
+        return (fixed + sum(np.median(sample, axis=axis) for sample in samples)) / len(groups)
+
     result = scipy.stats.bootstrap(
-        (list(values),),
-        statistics.median,
-        vectorized=False,
-        n_resamples=2000,
-        confidence_level=confidence,
-        method="percentile",
-        rng=seed,
+        spread, mean_of_medians, n_resamples=2000, confidence_level=confidence, method="percentile", rng=seed
     )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    return middle, float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
 def is_looping(tokens: Sequence[int]) -> bool:

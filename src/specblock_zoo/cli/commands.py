@@ -6,25 +6,29 @@ from typing import Any, get_type_hints
 
 from jsonargparse import ActionConfigFile, ArgumentParser
 
+from specblock_zoo.cli.adapt import adapt
 from specblock_zoo.cli.answers import answers, cache_verify
+from specblock_zoo.cli.bench import BENCH_COMMANDS
 from specblock_zoo.cli.convert import convert, export
 from specblock_zoo.cli.demo import demo
 from specblock_zoo.cli.generate import generate
 from specblock_zoo.cli.plan import add_plan_options, plan
 from specblock_zoo.cli.serve import serve
+from specblock_zoo.cli.trace import trace
 from specblock_zoo.cli.zoo import ZOO_COMMANDS
-from specblock_zoo.data.build_cache import build_cache
 from specblock_zoo.data.settings import CacheSettings
+from specblock_zoo.data.workers import fill_cache
 
 Function = Callable[..., None]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Commands behind one word, e.g. `specblock zoo list`."""
+    """Commands behind one word, e.g. `specblock zoo list`; `default` is the one that the word alone runs, if any."""
 
     summary: str
     functions: Mapping[str, Function]
+    default: str | None = None
 
 
 def cache(settings: CacheSettings) -> None:
@@ -34,12 +38,14 @@ def cache(settings: CacheSettings) -> None:
         settings: what to read, with which target, and where to write.
 
     Raises:
-        SpecBlockError: bad input, found before anything is written; see `build_cache`.
+        SpecBlockError: bad input, found before anything is written; see `fill_cache`.
     """
-    manifest = build_cache(settings)
+    manifest = fill_cache(settings)
     if not settings.dry_run:
         size = f"{manifest.committed('tokens'):,} tokens in {len(manifest.shards)} shards"
-        print(f"{settings.out}: {size}, ready for `specblock fit`")
+        missing = manifest.records - manifest.committed("records")
+        state = f"{missing:,} records are left to other workers" if missing else "ready for `specblock fit`"
+        print(f"{settings.out}: {size}, {state}")
 
 
 COMMANDS: dict[str, Function | Group] = {
@@ -48,8 +54,11 @@ COMMANDS: dict[str, Function | Group] = {
     "cache_verify": cache_verify,
     "plan": plan,
     "generate": generate,
+    "trace": trace,
     "demo": demo,
     "serve": serve,
+    "adapt": adapt,
+    "bench": Group("Measures methods on tasks, and reports what was measured.", BENCH_COMMANDS, default="run"),
     "zoo": Group("Lists, shows, fetches, checks and publishes drafters.", ZOO_COMMANDS),
     "convert": convert,
     "export": export,
@@ -65,18 +74,25 @@ def add_command(subcommands: Any, name: str, command: Function | Group) -> None:
     """Adds a command to a parser's subcommands; a group has subcommands of its own."""
     parser = ArgumentParser(description=summary(command))
     if isinstance(command, Group):
+        if command.default is not None:
+            add_flags(parser, command.functions[command.default])
         # jsonargparse wants the outer level first.
         subcommands.add_subcommand(name, parser, help=summary(command))
-        inner = parser.add_subcommands(dest="action")
+        inner = parser.add_subcommands(dest="action", required=command.default is None)
         for action, function in command.functions.items():
             add_command(inner, action, function)
         return
     if command is plan:
         add_plan_options(parser)
     else:
-        parser.add_argument("-c", "--config", action=ActionConfigFile, help="Options from a YAML file.")
-        add_options(parser, command)
+        add_flags(parser, command)
     subcommands.add_subcommand(name, parser, help=summary(command))
+
+
+def add_flags(parser: ArgumentParser, command: Function) -> None:
+    """Adds `--config` and a command's parameters to `parser`."""
+    parser.add_argument("-c", "--config", action=ActionConfigFile, help="Options from a YAML file.")
+    add_options(parser, command)
 
 
 def add_options(parser: ArgumentParser, command: Function) -> None:
@@ -111,7 +127,11 @@ def call(command: Function | Group, options: Mapping[str, Any]) -> None:
     """Runs a command with the options that `add_options` declared."""
     if isinstance(command, Group):
         action = options["action"]
-        call(command.functions[action], vars(options[action]))
+        if action is None:
+            kept = {name: value for name, value in options.items() if name not in ("action", *command.functions)}
+            call(command.functions[str(command.default)], kept)
+        else:
+            call(command.functions[action], vars(options[action]))
         return
     values = {name: value for name, value in options.items() if name not in ("config", "seed_everything")}
     settings = settings_class(command)

@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.tree import Tree
 from transformers.utils.logging import disable_progress_bar
 
+from specblock_zoo.bench.ask import Answer
 from specblock_zoo.bench.host import cpu_capability, peak_memory_mib, versions
 from specblock_zoo.bench.records import TaskResult
 from specblock_zoo.bench.report import DRAFTED, PLAIN, better_baseline, task_result
-from specblock_zoo.bench.runner import Answer, Comparison, Pair, RunSettings, compare
+from specblock_zoo.bench.runner import Comparison, Pair, compare
 from specblock_zoo.bench.tasks import Prompt, Task
 from specblock_zoo.bench.timing import thread_limit
 from specblock_zoo.cli.drawing import draw_round, progress
@@ -80,7 +81,7 @@ def demo(
             pair = Pair(model, tokenizer, load_drafter(drafter))
         speed_dtype = dtype_of(dtype) or fast_dtype(model.device)
         prepack = model.device.type == "cpu" and can_prepack()
-        outcome = measure(pair, RunSettings(max_new_tokens), speed_dtype, prepack, console)
+        outcome = measure(pair, max_new_tokens, speed_dtype, prepack, console)
     if json:
         print(json_format.dumps(as_json(outcome), allow_nan=False))
     else:
@@ -92,21 +93,21 @@ def demo_task() -> Task:
     return Task("demo", tuple(Prompt(id=name, category=name, turns=(text,)) for name, text in QUESTIONS))
 
 
-def measure(pair: Pair, settings: RunSettings, speed_dtype: torch.dtype, prepack: bool, console: Console) -> Outcome:
+def measure(pair: Pair, max_new_tokens: int, speed_dtype: torch.dtype, prepack: bool, console: Console) -> Outcome:
     """Compares in float32, then in the speed dtype if that is another one; models are changed in place, not copied."""
     task = demo_task()
     if prepack and speed_dtype is torch.float32:
         pair.prepack()
-    total = len(pair.cases(settings.prompt_lookup)) * len(task.prompts)
+    total = len(pair.cases()) * len(task.prompts)
     with progress(f"answering in {name_of(torch.float32)}", total, console) as advance:
-        exact = compare(pair, task, settings, advance)
+        exact = compare(pair, task, max_new_tokens, advance)
     speeds = {name_of(torch.float32): summed(exact)}
     if speed_dtype is not torch.float32:
         pair.cast(speed_dtype)
         if prepack:
             pair.prepack()
         with progress(f"answering in {name_of(speed_dtype)}", total, console) as advance:
-            speeds[name_of(speed_dtype)] = summed(compare(pair, task, settings, advance))
+            speeds[name_of(speed_dtype)] = summed(compare(pair, task, max_new_tokens, advance))
     return Outcome(exact, speeds, name_of(speed_dtype), torch.get_num_threads(), prepack)
 
 

@@ -12,8 +12,9 @@ from transformers import AutoConfig, PreTrainedConfig
 from specblock_zoo.data.datamodule import FeatureDataModule
 from specblock_zoo.errors import ConfigurationError, UnknownNameError
 from specblock_zoo.targets.registry import family_of
-from specblock_zoo.training.budget import Assumptions, Batching, Line, plan_run
+from specblock_zoo.training.budget import Batching, Line, plan_run
 from specblock_zoo.training.initialise import drafter_config
+from specblock_zoo.training.method import Assumptions
 from specblock_zoo.training.module import DrafterModule
 from specblock_zoo.training.rollout import RolloutSettings
 

@@ -4,9 +4,11 @@ The only file that knows the internals of transformers' server, which are not a 
 they move.
 """
 
+import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,16 +19,27 @@ from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.server import build_server
-from transformers.cli.serving.utils import GenerationState
+from transformers.cli.serving.utils import GenerationState, _GenerationCancelled
 
-from specblock_zoo.errors import PromptTooLongError
+from specblock_zoo.errors import ConfigurationError, PromptTooLongError, UnsupportedOptionError
 from specblock_zoo.inference.stats import DecodeStats
 from specblock_zoo.models.base import Drafter
 
+TEXT = {"type": "text"}
 ROUTES = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health"}
 """What is kept of transformers' server; the rest loads other models or answers in other ways."""
 CLIENT_MISTAKES = (KeyError, TypeError, ValueError, AttributeError)
 """What transformers' handlers raise for fields of the wrong kind, before anything is generated."""
+RANGES = {
+    "max_tokens": (1, math.inf),
+    "max_completion_tokens": (1, math.inf),
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "frequency_penalty": (-0.99, 2.0),
+}
+"""As OpenAI's, but for the penalty: transformers multiplies by one more than it, which must stay above 0."""
+IGNORED = {"n": (None, 1), "logprobs": (None, False, 0), "presence_penalty": (None, 0), "response_format": (None, TEXT)}
+"""Fields transformers' server does not read, with the values for which that makes no difference to the answer."""
 
 
 class ServeStats:
@@ -62,7 +75,8 @@ class ServeStats:
             "tokens_per_second": sums["tokens"] / (sums["seconds"] or 1),
             "draft_share": sums["draft_seconds"] / (sums["round_seconds"] or 1),
         }
-        names = ("answers", "cancelled", "tokens", "seconds", "rounds", "committed", "draft_seconds", "round_seconds")
+        answers = ("answers", "cancelled", "failed", "tokens", "seconds")
+        names = (*answers, "rounds", "committed", "draft_seconds", "round_seconds")
         lines = [f"# TYPE specblock_{name}_total counter\nspecblock_{name}_total {sums[name]:g}" for name in names]
         lines += [f"# TYPE specblock_{name} gauge\nspecblock_{name} {value:g}" for name, value in gauges.items()]
         return "\n".join(lines) + "\n"
@@ -77,6 +91,14 @@ class DraftedTarget:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
+    def check(self, inputs: Mapping[str, Tensor]) -> None:
+        """Raises `PromptTooLongError` when the prompt alone fills the target's positions."""
+        length, positions = inputs["input_ids"].shape[1], self._model.config.max_position_embeddings
+        if length >= positions:
+            raise PromptTooLongError(
+                f"The prompt has {length} tokens; the target has {positions} positions.", "Shorten the conversation."
+            )
+
     def generate(self, **inputs: Any) -> Tensor:
         """`model.generate(..., assistant_model=drafter)`.
 
@@ -84,22 +106,64 @@ class DraftedTarget:
             PromptTooLongError: the prompt alone fills the target's positions.
         """
         length, positions = inputs["input_ids"].shape[1], self._model.config.max_position_embeddings
-        if length >= positions:
-            raise PromptTooLongError(
-                f"The prompt has {length} tokens; the target has {positions} positions.", "Shorten the conversation."
-            )
+        self.check(inputs)
         config = inputs["generation_config"]
         config.max_new_tokens = min(config.max_new_tokens or positions, positions - length)
         before = time.perf_counter()
         try:
             call: Any = self._model.generate
             ids: Tensor = call(**inputs, assistant_model=self._drafter)
-        except BaseException:
-            self._stats.add(cancelled=1)
+        except BaseException as cause:
+            self._stats.add(**{"cancelled" if isinstance(cause, _GenerationCancelled) else "failed": 1})
             raise
         decoded = self._drafter.last_stats if self._drafter is not None else None
         self._stats.add_answer(ids.shape[1] - length, time.perf_counter() - before, decoded)
         return ids
+
+
+def check_body(body: Mapping[str, Any]) -> None:
+    """Refuses what would fail in the middle of a stream, or be left out without a word.
+
+    Raises:
+        ConfigurationError: a number out of range, or stop strings that are none.
+        UnsupportedOptionError: a field that would have changed the answer.
+    """
+    for name, (low, high) in RANGES.items():
+        value = body.get(name)
+        if value is not None and not low <= float(value) <= high:
+            raise ConfigurationError(f"{name} is {value}; expected {low}..{high}.", "Correct the request.")
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
+        raise ConfigurationError(f"stop is {stop!r}; expected text, or a list of it.", "Correct the request.")
+    for name, harmless in IGNORED.items():
+        if body.get(name) not in harmless:
+            raise UnsupportedOptionError(f"{name} = {body[name]!r} is not supported here.", f"Leave {name} out.")
+
+
+class Checked:
+    """Before transformers' handlers: requests are refused before the answer begins, also where it is streamed."""
+
+    def _build_generation_config(self, body: dict[str, Any], *rest: Any, **more: Any) -> Any:
+        check_body(body)
+        config: Any = super()._build_generation_config(body, *rest, **more)  # type: ignore[misc]  # of the handler
+        if float(body.get("temperature") or 0.0) > 0.0:
+            # Transformers leaves this to the target's own configuration, which may say greedy.
+            config.do_sample = True
+        return config
+
+    def _streaming(self, *places: Any, **names: Any) -> Any:
+        _, model, _, _, inputs, *_ = places
+        model.check(inputs)
+        return super()._streaming(*places, **names)  # type: ignore[misc]  # of the handler
+
+
+class CheckedChat(Checked, ChatCompletionHandler):
+    """`/v1/chat/completions`."""
+
+
+class CheckedCompletion(Checked, CompletionHandler):
+    """`/v1/completions`."""
 
 
 class OneModel(ModelManager):
@@ -134,7 +198,7 @@ def build_app(
     """
     stats = ServeStats()
     manager, state = OneModel(name, DraftedTarget(model, drafter, stats), tokenizer), GenerationState()
-    chat, completion = ChatCompletionHandler(manager, state), CompletionHandler(manager, state)
+    chat, completion = CheckedChat(manager, state), CheckedCompletion(manager, state)
     absent: Any = None
     app = build_server(manager, chat, completion, absent, absent, absent, state)
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) in ROUTES]

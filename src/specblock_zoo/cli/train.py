@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from specblock_zoo.cli.commands import COMMANDS, add_command, call
 from specblock_zoo.data.datamodule import FeatureDataModule
 from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.training.checkpoints import newest_last
 from specblock_zoo.training.module import DrafterModule
 
 CHECKPOINT_WORDS = ("last", "best", "hpc", "registry")
@@ -39,8 +40,11 @@ class SpecBlockCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         # Lightning warns about `args` in a program that has a sys.argv of its own; `main(argv)` is meant for that.
         self.config: Namespace = parser.parse_args(args)  # type: ignore[arg-type]  # `run` gives a list or None
+        options = self.config[self.config.subcommand]
+        if options.get("ckpt_path") == "last":
+            options.ckpt_path = str(newest_last(options.trainer) or "last")
         # Lightning reads hyperparameters from the checkpoint next.
-        check_checkpoint(self.config[self.config.subcommand].get("ckpt_path"))
+        check_checkpoint(options.get("ckpt_path"))
 
     def _set_seed(self) -> None:
         if self.subcommand not in COMMANDS:
@@ -91,6 +95,7 @@ def run(argv: list[str] | None = None) -> None:
             parser_class=ZooParser,
             parser_kwargs={"description": DESCRIPTION, "prog": "specblock"},
             save_config_kwargs={"overwrite": True},
+            trainer_defaults={"plugins": [{"class_path": "specblock_zoo.training.checkpoints.WholeCheckpoints"}]},
             seed_everything_default=0,
             auto_configure_optimizers=False,
             args=argv,

@@ -63,17 +63,21 @@ class Extractor:
 
     Attributes:
         head: rows of its head for the draft vocabulary, `[draft_vocab, hidden]`.
+        cap: of its logits, see `TargetFamily.logit_cap`.
     """
 
     model: PreTrainedModel
     layout: Layout
     head: Tensor
+    cap: float | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, layout: Layout, vocab: VocabMap) -> "Extractor":
         """For a loaded target and a draft vocabulary."""
-        head = family_of(model.config).head_weight(model)
-        return cls(model, layout, head[draft_to_target(vocab.d2t).to(head.device)].detach())
+        family = family_of(model.config)
+        head = family.head_weight(model)
+        rows = head[draft_to_target(vocab.d2t).to(head.device)].detach()
+        return cls(model, layout, rows, family.logit_cap(model.config))
 
     def forward(self, examples: Sequence[Example]) -> list[Extracted]:
         """One target forward over all `examples`."""
@@ -91,7 +95,7 @@ class Extractor:
             yield list(zip(batch, self.forward([examples[i] for i in batch]), strict=True))
 
     def _extracted(self, example: Example, taps: list[Tensor], last_hidden: Tensor) -> Extracted:
-        columns = self.layout.encode(taps, last_hidden, self.head)
+        columns = self.layout.encode(taps, last_hidden, self.head, self.cap)
         stored = self.layout.decode(example, columns.__getitem__).taps
         errors = [relative_errors(tap, bits).mean() for tap, bits in zip(taps, stored, strict=True)]
         return Extracted(example, columns, float(torch.stack(errors).mean()))

@@ -1,12 +1,8 @@
 """Feature shards on disk: one Arrow file each, written whole or not at all, read without copying."""
 
-import errno
 import hashlib
-import os
-import shutil
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from specblock_zoo.data.collate import Batch, collate
 from specblock_zoo.data.examples import Example
+from specblock_zoo.data.files import replacing
 from specblock_zoo.data.layout import CachedExample, Columns, Layout, layout_of
 from specblock_zoo.data.manifest import Manifest, Shard, read_manifest
 from specblock_zoo.data.vocab import VOCAB_FILE
-from specblock_zoo.errors import ConfigurationError, CorruptCacheError
+from specblock_zoo.errors import CorruptCacheError
 from specblock_zoo.functional.vocab import VocabMap
 
 RESUME = "Run the same `specblock cache` command again: it keeps the shards that are whole."
@@ -32,26 +29,6 @@ def file_sha256(path: Path) -> str:
     """Checksum of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write to; it becomes `path` if all goes well, and vanishes if not."""
-    half_done = path.with_name(f".{path.name}.tmp")
-    try:
-        yield half_done
-        with half_done.open("rb") as stream:
-            os.fsync(stream.fileno())
-        os.replace(half_done, path)
-    except OSError as cause:
-        half_done.unlink(missing_ok=True)
-        if cause.errno != errno.ENOSPC:
-            raise
-        free = shutil.disk_usage(path.parent).free
-        raise ConfigurationError(
-            f"The disk is full: {path} could not be written, {free / 1e6:.0f} MB are free.",
-            "Free some space and run the same command again: the finished shards stay.",
-        ) from cause
 
 
 def write_shard(
@@ -66,7 +43,7 @@ def write_shard(
     Raises:
         ConfigurationError: the disk is full; nothing is left behind.
     """
-    with _replacing(path) as half_done:
+    with replacing(path) as half_done:
         # One record batch per row: reading a row then touches only its own pages.
         writer = ArrowWriter(features=layout.schema, path=str(half_done), writer_batch_size=1)
         for example, states in zip(examples, columns, strict=True):
@@ -82,7 +59,7 @@ def write_shard(
 
 def save_vocab_map(folder: Path, vocab: VocabMap) -> None:
     """Writes the draft vocabulary of a cache, atomically."""
-    with _replacing(folder / VOCAB_FILE) as half_done:
+    with replacing(folder / VOCAB_FILE) as half_done:
         save_file({"d2t": vocab.d2t, "t2d": vocab.t2d}, half_done)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from specblock_zoo.data.examples import Example
 from specblock_zoo.data.manifest import Fingerprint
 from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.functional.sampling import capped
 
 LAST_HIDDEN = "last_hidden"
 TOP_IDS, TOP_LOG_PROBS, TAIL_MASS, LOGSUMEXP = "teacher_ids", "teacher_log_probs", "teacher_tail", "teacher_logsumexp"
@@ -114,12 +115,13 @@ class TeacherForm:
     Attributes:
         parts: column -> Arrow type, from the size of the draft vocabulary.
         bytes_per_token: from hidden size, draft vocabulary and `teacher_top`.
-        encode: last states `[seq, hidden]`, head rows `[draft_vocab, hidden]`, `teacher_top` -> columns.
+        encode: last states `[seq, hidden]`, head rows `[draft_vocab, hidden]`, `teacher_top`, the cap of the target's
+            logits or None -> columns.
     """
 
     parts: Callable[[int], dict[str, str]]
     bytes_per_token: Callable[[int, int, int], int]
-    encode: Callable[[Tensor, Tensor, int], dict[str, npt.NDArray[Any]]]
+    encode: Callable[[Tensor, Tensor, int, float | None], dict[str, npt.NDArray[Any]]]
 
 
 def _id_type(draft_vocab_size: int) -> str:
@@ -127,7 +129,7 @@ def _id_type(draft_vocab_size: int) -> str:
 
 
 @torch.no_grad()
-def best_tokens(last_hidden: Tensor, head: Tensor, top: int) -> dict[str, npt.NDArray[Any]]:
+def best_tokens(last_hidden: Tensor, head: Tensor, top: int, cap: float | None = None) -> dict[str, npt.NDArray[Any]]:
     """The teacher's `top` best draft tokens at every position, of its distribution over the draft vocabulary.
 
     Log-probabilities instead of logits: near zero, where the mass is, float16 resolves them finely. Nothing is
@@ -135,7 +137,7 @@ def best_tokens(last_hidden: Tensor, head: Tensor, top: int) -> dict[str, npt.ND
     """
     columns: dict[str, list[Tensor]] = {name: [] for name in (TOP_IDS, TOP_LOG_PROBS, TAIL_MASS, LOGSUMEXP)}
     for states in last_hidden.split(max(1, CHUNK_ELEMENTS // head.shape[0])):
-        logits = torch.nn.functional.linear(states.to(head.dtype), head).float()
+        logits = capped(torch.nn.functional.linear(states.to(head.dtype), head).float(), cap)
         logsumexp = logits.logsumexp(-1)
         values, ids = logits.topk(min(top, head.shape[0]))
         log_probs = values - logsumexp[:, None]
@@ -150,7 +152,7 @@ TEACHERS: dict[str, TeacherForm] = {
     "last_hidden": TeacherForm(
         lambda draft_vocab: {LAST_HIDDEN: "uint16"},
         lambda hidden, draft_vocab, top: 2 * hidden,
-        lambda last_hidden, head, top: {LAST_HIDDEN: to_bits(last_hidden)},
+        lambda last_hidden, *_: {LAST_HIDDEN: to_bits(last_hidden)},
     ),
     "topk": TeacherForm(
         lambda draft_vocab: {
@@ -162,7 +164,7 @@ TEACHERS: dict[str, TeacherForm] = {
         lambda hidden, draft_vocab, top: top * (2 + np.dtype(_id_type(draft_vocab)).itemsize) + 8,
         best_tokens,
     ),
-    "tokens": TeacherForm(lambda draft_vocab: {}, lambda *sizes: 0, lambda last_hidden, head, top: {}),
+    "tokens": TeacherForm(lambda draft_vocab: {}, lambda *sizes: 0, lambda *_: {}),
 }
 
 
@@ -212,19 +214,22 @@ class Layout:
     def _teacher_parts(self) -> dict[str, str]:
         return TEACHERS[self.teacher].parts(self.draft_vocab_size)
 
-    def encode(self, taps: Sequence[Tensor], last_hidden: Tensor, head: Tensor) -> dict[str, npt.NDArray[Any]]:
+    def encode(
+        self, taps: Sequence[Tensor], last_hidden: Tensor, head: Tensor, cap: float | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
         """Columns `[seq, ...]` of one sequence.
 
         Args:
             taps: states `[seq, hidden]` per tap layer, in order.
             last_hidden: states after the final norm `[seq, hidden]`.
             head: rows of the target's head for the draft vocabulary `[draft_vocab, hidden]`.
+            cap: of the target's logits, see `TargetFamily.logit_cap`.
         """
         columns: dict[str, npt.NDArray[Any]] = {}
         for layer, states in zip(self.tap_layers, taps, strict=True):
             parts = zip(self._encoding.parts, self._encoding.encode(states), strict=True)
             columns |= {tap_column(layer) + part: array for part, array in parts}
-        return columns | TEACHERS[self.teacher].encode(last_hidden, head, self.teacher_top)
+        return columns | TEACHERS[self.teacher].encode(last_hidden, head, self.teacher_top, cap)
 
     def decode(self, example: Example, column: Callable[[str], npt.NDArray[Any]]) -> CachedExample:
         """What training reads, from flat or shaped columns; without a copy where the bits are stored as they are."""

@@ -1,7 +1,6 @@
 """The manifest of a feature cache: what it was made from, and which shards are committed."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import count
@@ -10,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from specblock_zoo.data.files import replacing
 from specblock_zoo.errors import CacheMismatchError, CorruptCacheError
 from specblock_zoo.targets.base import TAP_CONVENTION
 from specblock_zoo.targets.identity import TargetIdentity
@@ -70,6 +70,16 @@ class Fingerprint:
         return {name: value for name, value in vars(self).items() if named or name != "target"}
 
 
+def shard_name(number: int) -> str:
+    """File of the shard with this number, from 0."""
+    return f"shard-{number:05d}.arrow"
+
+
+def shard_number(name: str) -> int:
+    """The number in a shard's name."""
+    return int(Path(name).stem.removeprefix("shard-"))
+
+
 @dataclass(frozen=True)
 class Shard:
     """One committed shard file.
@@ -127,7 +137,7 @@ class Manifest:
     def free_name(self) -> str:
         """Name of the next shard: the first that no committed one has."""
         taken = {shard.file for shard in self.shards}
-        return next(name for name in map("shard-{:05d}.arrow".format, count()) if name not in taken)
+        return next(name for name in map(shard_name, count()) if name not in taken)
 
     def require(self, folder: str | Path, **expected: Any) -> None:
         """Raises `CacheMismatchError` naming every fingerprint field that differs from what the run expects.
@@ -165,12 +175,8 @@ def _plain(value: Any) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file so that a reader sees the old text or the new one, never half of it."""
-    half_done = path.with_name(f".{path.name}.tmp")
-    with half_done.open("w", encoding="utf-8") as stream:
+    with replacing(path) as half_done, half_done.open("w", encoding="utf-8") as stream:
         json.dump(value, stream, indent=2)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(half_done, path)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -106,8 +106,40 @@ class CacheSettings(Extraction):
         out: the cache folder; made when it does not exist, resumed when it holds a part of this very cache.
         max_bytes: refuse a cache that would be larger.
         dry_run: say what it would cost in bytes and time, and write nothing.
+        workers: processes of this machine that divide the shards among them, each with a target of its own; on
+            `cuda`, each on the next device.
+        worker: this process is one of several that were started by other means, on one machine or many: `0/4` to `3/4`.
+            They meet in the folder `out` and need not run at the same time.
     """
 
     out: str
     max_bytes: int | None = None
     dry_run: bool = False
+    workers: int = 1
+    worker: str | None = None
+
+    def check(self) -> None:
+        """Also raises `ConfigurationError` unless workers are sensible numbers."""
+        super().check()
+        if self.workers < 1 or (self.workers > 1 and self.worker is not None):
+            raise ConfigurationError(
+                f"workers is {self.workers} and worker is {self.worker!r}; expected at least 1 worker, or one of them.",
+                "Give --workers for processes of this machine, or --worker for one that you start yourself.",
+            )
+        index, count = self.share
+        if not 0 <= index < count:
+            raise ConfigurationError(
+                f"worker is {self.worker!r}; expected 0/{count} to {count - 1}/{count}.", "Count from 0."
+            )
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which worker this is, from 0, and of how many.
+
+        Raises:
+            ConfigurationError: `worker` is not two numbers.
+        """
+        index, _, count = (self.worker or "0/1").partition("/")
+        if not (index.isdecimal() and count.isdecimal() and int(count)):
+            raise ConfigurationError(f"worker is {self.worker!r}; expected two numbers, e.g. 0/4.", "Correct it.")
+        return int(index), int(count)

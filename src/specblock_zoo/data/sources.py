@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from specblock_zoo.data.build_cache import begin, commit, only_writer, take_up
+from specblock_zoo.data.build_cache import begin, commit, take_up
 from specblock_zoo.data.collate import Batch, collate
 from specblock_zoo.data.examples import Example
 from specblock_zoo.data.extract import Extracted
 from specblock_zoo.data.feature_cache import FeatureCache, open_shard, read_row, shard_ids
 from specblock_zoo.data.layout import CachedExample
+from specblock_zoo.data.locks import using_folder
 from specblock_zoo.data.manifest import Manifest
 from specblock_zoo.data.plan import Plan, make_plan
 from specblock_zoo.data.settings import Extraction
@@ -90,9 +91,8 @@ class HybridSource(OnlineSource):
         self.folder = Path(folder)
         self._lock = ExitStack()
         take_up(self.folder, plan.manifest)
-        self._lock.enter_context(only_writer(self.folder))
-        self.manifest = take_up(self.folder, plan.manifest)
-        begin(self.folder, plan, self.manifest)
+        self._lock.enter_context(using_folder(self.folder, alone=True))
+        self.manifest = begin(self.folder, plan)
         self._waiting: dict[str, Extracted] = {}
         self._places: dict[str, tuple[Any, int]] = {}
         for shard in self.manifest.shards:
@@ -119,7 +119,8 @@ class HybridSource(OnlineSource):
 
     def _commit(self) -> None:
         before = set(self.manifest.shards)
-        self.manifest = commit(self.folder, self.manifest, self.plan.extractor.layout, list(self._waiting.values()))
+        name, layout = self.manifest.free_name(), self.plan.extractor.layout
+        self.manifest = commit(self.folder, name, layout, list(self._waiting.values()))
         self._waiting = {}
         for shard in set(self.manifest.shards) - before:
             self._open(shard)

@@ -34,7 +34,7 @@ class HeadSettings:
 
     Attributes:
         loss: the draft loss, an entry of `LOSSES`.
-        rank_top: logits over which the summary is normalised.
+        rank_top: logits over which the summary is normalised; 0: no rank head will read one, and it is empty.
         kept_logits: slots with at most so many logits keep their gradient from forward to backward; larger ones compute
             their logits again, which costs two more matrix products and saves `rows * draft_vocab` numbers.
     """
@@ -53,14 +53,14 @@ class SlotScores:
         drafted: the drafter's best draft id of each row.
         taught: the target's best draft id of each row.
         target_rank: 1-based rank of `taught` among the drafter's scores.
-        summary: what the rank head reads beside the state (`rank_summary`).
+        summary: what the rank head reads beside the state (`rank_summary`), `[rows, 0]` where nobody does.
     """
 
     draft_loss: Float32[Tensor, ""]
     drafted: Int64[Tensor, " rows"]
     taught: Int64[Tensor, " rows"]
     target_rank: Int64[Tensor, " rows"]
-    summary: Float32[Tensor, "rows 15"]
+    summary: Float32[Tensor, "rows numbers"]
 
 
 def score_slot(
@@ -151,7 +151,8 @@ def _recomputed(
 def _facts(logits: Tensor, probs: Tensor, rank_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # `max` instead of `argmax`: a quarter of the time on bfloat16 rows (CPU, 600 x 8192).
     taught = probs.max(-1).indices
-    return logits.max(-1).indices, taught, rank_of(logits, taught), rank_summary(logits, rank_top)
+    summary = rank_summary(logits, rank_top) if rank_top else logits.new_empty(logits.shape[0], 0, dtype=torch.float32)
+    return logits.max(-1).indices, taught, rank_of(logits, taught), summary
 
 
 def pieces(states: Tensor, head: Tensor) -> Iterator[slice]:

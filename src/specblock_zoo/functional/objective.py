@@ -68,7 +68,11 @@ class LossReport:
         return LossReport(**self.metrics())
 
     def total(
-        self, slot_weight: float = SLOT_WEIGHT, rank_weight: float = 1.0, min_rows: int = 1
+        self,
+        slot_weight: float = SLOT_WEIGHT,
+        rank_weight: float = 1.0,
+        min_rows: int = 1,
+        block_weight: float = 1.0,
     ) -> Float32[Tensor, ""]:
         """Scalar training loss: sum over blocks of [sum over slots of slot_weight^slot x mean draft loss + rank loss].
 
@@ -77,11 +81,13 @@ class LossReport:
         Args:
             min_rows: a slot with fewer rows is divided by this many (1: paper). With small batches late slots have a
                 handful of rows; as plain means their noise would outweigh slots with a thousand (ours).
+            block_weight: the draft loss of block m weighs block_weight^m beside that (SpecBlock: 1, EAGLE-3: 0.8).
         """
         draft = self.draft_loss / self.rows.clamp(min=min_rows)
         slots = torch.arange(draft.shape[-1], device=draft.device)
+        blocks = torch.arange(draft.shape[0], device=draft.device)[:, None]
         rank = _ratio(self.rank_loss.sum(-1), self.rank_weight.sum(-1))
-        return (draft * slot_weight**slots).sum() + rank_weight * rank.sum()
+        return (draft * slot_weight**slots * block_weight**blocks).sum() + rank_weight * rank.sum()
 
     def alpha(self) -> Float32[Tensor, "blocks slots"]:
         """Share of supervised rows the drafter gets right given a right prefix; 0 where there is no row."""
@@ -98,7 +104,7 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 def slot_terms(
     scores: SlotScores,
-    rank_logits: Float[Tensor, "rows 4"],
+    rank_logits: Float[Tensor, "rows 4"] | None,
     supervised: Bool[Tensor, " rows"],
     rank_loss: str = "valid_prefix",
 ) -> SlotTerms:
@@ -106,7 +112,7 @@ def slot_terms(
 
     Args:
         scores: of all rows, with `supervised` as their weights.
-        rank_logits: the rank head's scores, with gradient.
+        rank_logits: the rank head's scores, with gradient; None without a rank head: no loss, and bucket 0 predicted.
         supervised: rows that enter sums and counts; the others only continue the path.
         rank_loss: key of `RANK_LOSSES`; the rows are those given, i.e. `ordinal` differs from the release in its mask.
     """
@@ -115,8 +121,16 @@ def slot_terms(
         draft_loss=scores.draft_loss,
         rows=supervised.sum(),
         hits=((scores.drafted == scores.taught) & supervised).sum(),
-        **_rank_terms(rank_logits[supervised], buckets, rank_loss),
+        **(
+            _no_rank_terms(buckets) if rank_logits is None else _rank_terms(rank_logits[supervised], buckets, rank_loss)
+        ),
     )
+
+
+def _no_rank_terms(buckets: Tensor) -> dict[str, Tensor]:
+    nothing = torch.zeros((), dtype=torch.float32, device=buckets.device)
+    confusion = bucket_confusion(buckets, torch.zeros_like(buckets))
+    return {"rank_loss": nothing, "rank_weight": nothing, "confusion": confusion}
 
 
 def _rank_terms(rank_logits: Tensor, buckets: Tensor, rank_loss: str) -> dict[str, Tensor]:

@@ -10,6 +10,14 @@ def log_probs(logits: Float[Tensor, "*rows vocab"]) -> Float32[Tensor, "*rows vo
     return logits.log_softmax(-1, dtype=torch.float32)
 
 
+def capped(logits: Float[Tensor, "*rows vocab"], cap: float | None) -> Float[Tensor, "*rows vocab"]:
+    """The logits pressed into (-cap, cap) by a hyperbolic tangent, as some targets do after their head; None = as is.
+
+    Monotonic, so the best token stays; its probability does not.
+    """
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
 def top_candidates(
     logits: Float[Tensor, "*rows vocab"], width: int
 ) -> tuple[Float32[Tensor, "*rows width"], Int64[Tensor, "*rows width"]]:

@@ -4,6 +4,7 @@ The release's rules (SpecBlock, arXiv 2605.07243) and ours are told apart by `Tr
 Python numbers: a round has tens of nodes, and the walk that follows reads them one by one.
 """
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,13 +76,17 @@ def candidate_width(settings: TreeSettings) -> int:
 def grow_block(growth: Growth, proposals: Proposals, settings: TreeSettings, block: int) -> Growth:
     """Adds a block's proposals below `growth.starts`; returns the larger tree and all starts the block offers.
 
-    The greedy chains of all rows come first, then the siblings, row by row (the release's node order).
+    The greedy chains of all rows come first, then the siblings, row by row (the release's node order). Independent
+    slots come best path first.
 
     Args:
         growth: tree so far; `proposals` has one row per start.
         block: index of the block, 0 for the one conditioned on the target.
     """
     grower = _Grower(growth.nodes, settings.merge_duplicates, block)
+    if settings.independent_slots and not settings.chain:
+        starts = _grow_product(grower, growth.starts, proposals, settings.max_nodes)
+        return Growth(tuple(grower.nodes), starts)
     chains = [grower.add_chain(start.node, row, proposals) for row, start in enumerate(growth.starts)]
     if settings.chain:
         return Growth(tuple(grower.nodes), tuple(Start(chain[-1], row, len(chain) - 1) for row, chain in _full(chains)))
@@ -151,8 +156,13 @@ def prune(nodes: Sequence[Node], settings: TreeSettings, max_depth: int) -> tupl
     allowed = [index for index, node in enumerate(nodes) if node.depth <= max_depth and node.log_prob >= floor]
     if len(allowed) > settings.max_nodes:
         allowed = sorted(sorted(allowed, key=lambda index: -nodes[index].log_prob)[: settings.max_nodes])
-    renumbered = {ROOT: ROOT} | {old: new for new, old in enumerate(allowed)}
-    return tuple(nodes[index]._replace(parent=renumbered[nodes[index].parent]) for index in allowed)
+    return subtree(nodes, allowed)
+
+
+def subtree(nodes: Sequence[Node], kept: Sequence[int]) -> tuple[Node, ...]:
+    """The nodes `kept` (ascending indices, every parent among them), parents re-indexed."""
+    renumbered = {ROOT: ROOT} | {old: new for new, old in enumerate(kept)}
+    return tuple(nodes[index]._replace(parent=renumbered[nodes[index].parent]) for index in kept)
 
 
 def log_floor(settings: TreeSettings) -> float:
@@ -230,9 +240,13 @@ class _Grower:
         token = proposals.tokens[row][slot][rank]
         if token == NO_TOKEN:
             return None
-        above, depth = (self.nodes[parent].log_prob, self.nodes[parent].depth) if parent != ROOT else (0.0, 0)
-        score = above + proposals.log_probs[row][slot][rank]
+        score, depth = self.score(parent, place, proposals), self.nodes[parent].depth if parent != ROOT else 0
         return self.add(Node(token, parent, score, self.block, slot, proposals.buckets[row][slot], depth + 1))
+
+    def score(self, parent: int, place: tuple[int, int, int], proposals: Proposals) -> float:
+        """Log-probability of the path through `parent` to candidate (row, slot, rank)."""
+        row, slot, rank = place
+        return (self.nodes[parent].log_prob if parent != ROOT else 0.0) + proposals.log_probs[row][slot][rank]
 
     def add_chain(self, parent: int, row: int, proposals: Proposals) -> list[int]:
         """Adds the row's greedy tokens below one another, up to the first one the target does not have."""
@@ -249,6 +263,33 @@ class _Grower:
         available = min(width, len(proposals.tokens[place[0]][place[1]]))
         nodes = (self.add_candidate(parent, (*place, rank), proposals) for rank in range(1, available))
         return [node for node in nodes if node is not None]
+
+
+def _grow_product(grower: _Grower, starts: Sequence[Start], proposals: Proposals, max_nodes: int) -> tuple[Start, ...]:
+    """Adds the `max_nodes` best paths among all combinations of the rows' candidates; each new node is a start.
+
+    Neither a path's best continuation nor its next sibling is likelier than the path, so a heap that holds these two
+    for every path taken has the best one left on top.
+    """
+    heap: list[tuple[float, int, tuple[int, int, int]]] = []
+    offered: dict[int, Start] = {}
+
+    def push(parent: int, row: int, slot: int, rank: int) -> None:
+        if slot < len(proposals.tokens[row]) and rank < len(proposals.tokens[row][slot]):
+            place = (row, slot, rank)
+            heapq.heappush(heap, (-grower.score(parent, place, proposals), parent, place))
+
+    for row, start in enumerate(starts):
+        push(start.node, row, 0, 0)
+    enough = len(grower.nodes) + max_nodes
+    while heap and len(grower.nodes) < enough:
+        _, parent, (row, slot, rank) = heapq.heappop(heap)
+        push(parent, row, slot, rank + 1)
+        node = grower.add_candidate(parent, (row, slot, rank), proposals)
+        if node is not None and node not in offered:
+            offered[node] = Start(node, row, slot)
+            push(node, row, slot + 1, 0)
+    return tuple(offered.values())
 
 
 class _Starts:

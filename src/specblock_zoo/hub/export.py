@@ -19,6 +19,7 @@ from specblock_zoo.errors import ConfigurationError, UnsupportedOptionError, Wei
 from specblock_zoo.hub.entry import ENTRY_FILE, read_entry
 from specblock_zoo.hub.fetch import is_repository
 from specblock_zoo.models.folders import Shapes, check_shapes, fresh_folder, read_tensors
+from specblock_zoo.models.pretrained import shapes_of, skeleton
 from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter, published
 from specblock_zoo.models.specblock.convert import (
     Drafted,
@@ -212,7 +213,7 @@ def check_same(written: Drafted, read: Drafted, out: Path) -> None:
 
 def checked(config: SpecBlockConfig, weights: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
     """`weights`, once their names and shapes are those of `config`."""
-    expected: Shapes = published.shapes_of(published.skeleton(SpecBlockDrafter, config))
+    expected: Shapes = shapes_of(skeleton(SpecBlockDrafter, config))
     check_shapes(expected, {name: tuple(tensor.shape) for name, tensor in weights.items()}, folder)
     return weights
 

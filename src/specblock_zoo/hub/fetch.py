@@ -21,7 +21,8 @@ from huggingface_hub.utils import httpx
 
 from specblock_zoo.errors import AccessError, HubError, SpecBlockError, UnknownNameError
 from specblock_zoo.hub.entry import ENTRY_FILE, ZooEntry, hash_files, read_entry, verify_files
-from specblock_zoo.models.specblock import SpecBlockConfig, published
+from specblock_zoo.models.registry import DRAFTERS, kind_of_folder
+from specblock_zoo.models.specblock import published
 
 REPOSITORY_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 WANTED = (
@@ -66,11 +67,13 @@ def check_is_drafter(config: Path, name: str) -> None:
         fields = json.loads(config.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UnknownNameError(f"{name}: config.json is not JSON: {error}.", FETCH_HINT) from error
-    kind = fields.get("model_type") if isinstance(fields, dict) else None
-    if kind != SpecBlockConfig.model_type and not published.is_published(config.parent):
+    try:
+        kind_of_folder(config.parent)
+    except UnknownNameError as error:
+        kind = fields.get("model_type") if isinstance(fields, dict) else None
         raise UnknownNameError(
-            f"{name} holds a {kind!r} model; expected a drafter ({SpecBlockConfig.model_type!r}).", FETCH_HINT
-        )
+            f"{name} holds a {kind!r} model; expected a drafter ({', '.join(DRAFTERS)}).", FETCH_HINT
+        ) from error
 
 
 def verify_or_forget(entry: ZooEntry, folder: Path) -> None:

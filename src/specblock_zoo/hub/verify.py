@@ -10,8 +10,10 @@ from specblock_zoo.bench.records import Results, read_results
 from specblock_zoo.errors import ConfigurationError, SpecBlockError
 from specblock_zoo.functional.vocab import check_vocab_map
 from specblock_zoo.hub.entry import ZooEntry, verify_files
+from specblock_zoo.models.configuration import DrafterConfig
 from specblock_zoo.models.folders import check_shapes, read_shapes, weight_files
-from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter, published
+from specblock_zoo.models.pretrained import shapes_of, skeleton
+from specblock_zoo.models.registry import kind_of, kind_of_folder
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ def verify(entry: ZooEntry, folder: Path) -> Verdict:
         verify_files(entry, folder)
         checked += ["hashes"] * bool(entry.files)
         if (folder / "config.json").is_file():
-            config: SpecBlockConfig = SpecBlockConfig.from_pretrained(folder)
+            config: DrafterConfig = kind_of_folder(folder).config.from_pretrained(folder)
             check_config(entry, config)
             checked.append("configuration")
             if any(name.endswith(".safetensors") for name in entry.files):
@@ -45,7 +47,7 @@ def verify(entry: ZooEntry, folder: Path) -> Verdict:
     return Verdict(entry.name, tuple(checked))
 
 
-def check_config(entry: ZooEntry, config: SpecBlockConfig) -> None:
+def check_config(entry: ZooEntry, config: DrafterConfig) -> None:
     """Raises `ConfigurationError` when entry and `config.json` disagree, naming both values."""
     stated = {
         "block_width": entry.block_width,
@@ -67,9 +69,9 @@ def check_config(entry: ZooEntry, config: SpecBlockConfig) -> None:
             )
 
 
-def check_tensors(config: SpecBlockConfig, folder: Path) -> None:
+def check_tensors(config: DrafterConfig, folder: Path) -> None:
     """Raises `WeightsMismatchError` or `VocabularyMismatchError`; reads headers and the two vocabulary tables only."""
-    check_shapes(published.shapes_of(published.skeleton(SpecBlockDrafter, config)), read_shapes(folder), folder)
+    check_shapes(shapes_of(skeleton(kind_of(config.model_type).model, config)), read_shapes(folder), folder)
     tables: dict[str, Tensor] = {}
     for file in weight_files(folder):
         with safe_open(file, framework="pt") as opened:

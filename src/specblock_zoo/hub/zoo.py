@@ -10,7 +10,8 @@ import torch
 from specblock_zoo.errors import ConfigurationError, UnknownNameError
 from specblock_zoo.hub.entry import ENTRY_FILE, ZooEntry, read_entry, verify_files
 from specblock_zoo.hub.fetch import check_is_drafter, fetch, is_repository, verify_or_forget
-from specblock_zoo.models.specblock.modeling_specblock import SpecBlockDrafter
+from specblock_zoo.models import registry
+from specblock_zoo.models.pretrained import PretrainedDrafter
 
 PACKAGED = Path(__file__).parents[1] / "_zoo"
 CHECKOUT = Path(__file__).parents[3] / "zoo"
@@ -72,7 +73,7 @@ def resolve(name_or_folder: str | Path, zoo: Path | None = None) -> Path:
 
 
 def locate(name: str, options: Mapping[str, Any]) -> Path:
-    """Folder with a drafter's configuration and weights, checked; the lookup behind `SpecBlockDrafter.from_pretrained`.
+    """Folder with a drafter's configuration and weights, checked; the lookup behind `from_pretrained`.
 
     Args:
         name: path of a folder, zoo name (the tag may be left out), or Hub repository `org/name`.
@@ -125,11 +126,11 @@ def refuse_recipe(entry: ZooEntry) -> None:
 
 def load_drafter(
     name_or_folder: str | Path, dtype: torch.dtype = torch.float32, revision: str | None = None
-) -> SpecBlockDrafter:
-    """Loads a drafter by zoo name, Hub repository or folder, ready to draft; listed files are checked first.
+) -> PretrainedDrafter:
+    """Loads a drafter of any kind by zoo name, Hub repository or folder, ready to draft; listed files are checked.
 
     Args:
-        name_or_folder, revision: see `SpecBlockDrafter.from_pretrained`.
+        name_or_folder, revision: see `PretrainedDrafter.from_pretrained`.
         dtype: of the weights; take the target's.
 
     Raises:
@@ -137,5 +138,5 @@ def load_drafter(
         WeightsMismatchError: a file is absent or changed.
     """
     options = {"revision": revision} if revision else {}
-    drafter: SpecBlockDrafter = SpecBlockDrafter.from_pretrained(name_or_folder, dtype=dtype, **options)
+    drafter: PretrainedDrafter = registry.load(name_or_folder, dtype=dtype, **options)
     return drafter

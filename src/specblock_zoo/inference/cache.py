@@ -26,8 +26,11 @@ class DrafterCache:
         return self._length
 
     def append(self, context: Sequence[KeyValues]) -> None:
-        """Adds the rows that `extend` returned, one `KeyValues` `[1, kv_heads, new, head_dim]` per layer."""
-        added = context[0].keys.shape[2]
+        """Adds the rows that `extend` returned, one `KeyValues` `[1, kv_heads, new, head_dim]` per layer.
+
+        A drafter without attention has no layers here, and so nothing to remember.
+        """
+        added = context[0].keys.shape[2] if context else 0
         if not self._buffers or self._length + added > self._buffers[0][0].shape[2]:
             self._grow(context, self._length + added)
         for (keys, values), new in zip(self._buffers, context, strict=True):

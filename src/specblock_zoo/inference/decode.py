@@ -10,6 +10,8 @@ from torch import Tensor
 from specblock_zoo.functional.acceptance import Choose, walk
 from specblock_zoo.inference.cache import DrafterCache
 from specblock_zoo.inference.grow import Limits, Pairs, grow_tree, refresh
+from specblock_zoo.inference.observe import Observer
+from specblock_zoo.inference.pacing import Account, Pace
 from specblock_zoo.inference.text import Text
 from specblock_zoo.inference.vanilla import NO_DRAFT
 from specblock_zoo.inference.verify import Prompt, Verifier
@@ -42,11 +44,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Session:
-    """Everything one generate call works with."""
+    """Everything one generate call works with.
+
+    `observer` is told of every round, and `account` decides how much is drafted, each where there is one.
+    """
 
     drafter: Drafter
     verifier: Verifier
     settings: TreeSettings
+    observer: Observer | None = None
+    account: Account | None = None
 
 
 @torch.no_grad()
@@ -76,13 +83,20 @@ def decode(session: Session, rows: Sequence[Row]) -> Iterator[Round]:
     verifier = session.verifier
     while rows:
         laps = Laps(verifier.model.device)
-        drafts = [draft(session, row) for row in rows]
+        paces = [session.account.pace(len(rows)) if session.account else None for _ in rows]
+        drafts = [draft(session, row, pace) for row, pace in zip(rows, paces, strict=True)]
         trees = [tree for tree, _ in drafts]
         draft_ms = laps.lap() / len(rows)
         reading = verifier.judge([row.root for row in rows], trees)
         verify_ms = laps.lap() / len(rows)
         verdicts = list(map(walk, trees, choosers([row.text for row in rows], reading.logits)))
+        if session.observer is not None:
+            for row, tree, verdict, logits in zip(rows, trees, verdicts, reading.logits, strict=True):
+                session.observer.judged(row.text, tree, verdict, logits)
+        walk_ms = laps.lap() / len(rows)
         kept = verifier.commit(trees, verdicts)
+        if session.account is not None:
+            session.account.settle(paces, drafts, verdicts)
         rows = [
             row.after(reading.features[index : index + 1, kept[index]], verdict.committed_tokens)
             for index, (row, verdict) in enumerate(zip(rows, verdicts, strict=True))
@@ -91,22 +105,25 @@ def decode(session: Session, rows: Sequence[Row]) -> Iterator[Round]:
         if going_on:
             verifier.narrow(going_on)
         rows = [rows[index] for index in going_on]
-        other_ms = laps.lap() / len(trees)
+        commit_ms = laps.lap() / len(trees)
         for (tree, calls), verdict in zip(drafts, verdicts, strict=True):
-            yield Round(tree, verdict, draft_ms, verify_ms, other_ms, calls)
+            yield Round(tree, verdict, draft_ms, verify_ms, walk_ms + commit_ms, calls, commit_ms)
 
 
-def draft(session: Session, row: Row) -> tuple[DraftTree, int]:
+def draft(session: Session, row: Row, pace: Pace | None = None) -> tuple[DraftTree, int]:
     """Refreshes the drafter's memory of a row and grows a tree; returns it and the drafter forwards spent."""
     pairs, room = row.pairs, session.verifier.room
     if row.text.remaining <= 1 or room < 1:
         return NO_DRAFT, 0
     first = refresh(session.drafter, row.drafter_cache, pairs)
+    if session.observer is not None:
+        session.observer.drafted(row.text, pairs, first.block)
     settings = session.settings
     if room < settings.max_nodes:
         settings = replace(settings, max_nodes=room)
     position = pairs.first_position + pairs.tokens.shape[1] - 1
-    return grow_tree(session.drafter, row.drafter_cache, first, position, Limits(settings, row.text.remaining - 1))
+    limits = Limits(settings, row.text.remaining - 1, pace)
+    return grow_tree(session.drafter, row.drafter_cache, first, position, limits)
 
 
 def choosers(texts: Sequence[Text], logits: Tensor) -> list[Choose]:

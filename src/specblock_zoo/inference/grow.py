@@ -1,7 +1,7 @@
 """Draft one round: the first block at the drafting position, then blocks from its start nodes, into a tree."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from specblock_zoo.functional import tree as trees
 from specblock_zoo.functional.sampling import top_candidates
 from specblock_zoo.inference.cache import DrafterCache
+from specblock_zoo.inference.pacing import Pace
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.structures import BranchMemory, ContextOutput, DraftBlock, DraftTree, KeyValues, TreeSettings
 
@@ -30,10 +31,14 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds a tree: `settings`, and the depth below which nothing can be committed any more."""
+    """What bounds a tree: `settings`, the depth below which nothing can be committed any more, and what pays.
+
+    Without a `pace` the settings alone decide.
+    """
 
     settings: TreeSettings
     max_depth: int
+    pace: Pace | None = None
 
 
 def refresh(drafter: Drafter, cache: DrafterCache, pairs: Pairs) -> ContextOutput:
@@ -59,22 +64,48 @@ def grow_tree(
         first: what `refresh` returned.
         position: index of the drafting pair; its token is the tree's root.
     """
-    settings = limits.settings
+    settings, pace = limits.settings, limits.pace
+    if pace is not None:
+        settings = replace(settings, min_path_prob=0.0)
     growth = trees.grow_block(trees.Growth(), read_proposals(drafter, first.block, settings), settings, block=0)
-    block, path, memory = first.block, first.path, _memory_before(cache.view(drafter.config.context_slots), first.path)
-    calls = 1
+    frontier, calls = Frontier.of(drafter, cache, first), 1
     for index in range(1, settings.num_blocks):
-        growth = trees.select_starts(growth, settings, index, block.hidden.shape[1], limits.max_depth)
+        growth = trees.select_starts(growth, settings, index, first.block.hidden.shape[1], limits.max_depth)
+        if pace is not None:
+            growth = pace.choose_starts(growth, settings, index)
         if not growth.starts:
             break
-        starts = _Starts.of(growth, block.hidden.device)
-        memory = _memory_of(starts, memory, path)
-        conditions = block.hidden[starts.rows, starts.slots]
-        drafting_position = torch.tensor(position, device=block.hidden.device)
-        output = drafter.branch(starts.tokens, conditions, starts.depths, drafting_position, memory)
-        block, path, calls = output.block, output.path, calls + 1
-        growth = trees.grow_block(growth, read_proposals(drafter, block, settings), settings, block=index)
-    return trees.flatten(trees.prune(growth.nodes, settings, limits.max_depth)), calls
+        frontier, starts, calls = next_block(drafter, growth, frontier, position), growth.starts, calls + 1
+        growth = trees.grow_block(growth, read_proposals(drafter, frontier.block, settings), settings, block=index)
+        if pace is not None:
+            pace.grown(growth.nodes, starts, index)
+    prune = trees.prune if pace is None else pace.prune
+    return trees.flatten(prune(growth.nodes, settings, limits.max_depth)), calls
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The latest block of a tree, the keys and values it left, and what its starts may look at besides."""
+
+    block: DraftBlock
+    path: tuple[KeyValues, ...]
+    memory: BranchMemory
+
+    @classmethod
+    def of(cls, drafter: Drafter, cache: DrafterCache, first: ContextOutput) -> "Frontier":
+        """A first block; `cache` ends with the drafting position's own rows."""
+        return cls(first.block, first.path, _memory_before(cache.view(drafter.config.context_slots), first))
+
+
+def next_block(drafter: Drafter, growth: trees.Growth, frontier: Frontier, position: int) -> Frontier:
+    """One drafter forward that continues the tree from `growth.starts`, nodes of the frontier's block."""
+    block = frontier.block
+    starts = _Starts.of(growth, block.hidden.device)
+    memory = _memory_of(starts, frontier.memory, frontier.path)
+    conditions = block.hidden[starts.rows, starts.slots]
+    drafting_position = torch.tensor(position, device=block.hidden.device)
+    output = drafter.branch(starts.tokens, conditions, starts.depths, drafting_position, memory)
+    return Frontier(output.block, output.path, memory)
 
 
 def read_proposals(drafter: Drafter, block: DraftBlock, settings: TreeSettings) -> trees.Proposals:
@@ -110,10 +141,10 @@ class _Starts:
         return cls(*torch.tensor(columns, device=device))
 
 
-def _memory_before(context: tuple[KeyValues, ...], path: Sequence[KeyValues]) -> BranchMemory:
+def _memory_before(context: tuple[KeyValues, ...], first: ContextOutput) -> BranchMemory:
     """What the first block's row has on its path: nothing yet."""
-    nothing = tuple(KeyValues(layer.keys[:, :, :0], layer.values[:, :, :0]) for layer in path)
-    return BranchMemory(context, nothing, torch.zeros(1, 0, dtype=torch.bool, device=path[0].keys.device))
+    nothing = tuple(KeyValues(layer.keys[:, :, :0], layer.values[:, :, :0]) for layer in first.path)
+    return BranchMemory(context, nothing, torch.zeros(1, 0, dtype=torch.bool, device=first.block.logits.device))
 
 
 def _memory_of(starts: _Starts, memory: BranchMemory, latest: Sequence[KeyValues]) -> BranchMemory:

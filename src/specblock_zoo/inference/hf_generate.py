@@ -21,14 +21,17 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specblock_zoo.errors import UnsupportedOptionError
 from specblock_zoo.inference import target_cache
+from specblock_zoo.inference.costs import costs_for
 from specblock_zoo.inference.decode import Laps, Session, decode, prefill
 from specblock_zoo.inference.modes import form_of
-from specblock_zoo.inference.refusals import Request, check_fits, check_form, check_supported
+from specblock_zoo.inference.pacing import Account, account_of
+from specblock_zoo.inference.refusals import Request, check_call, check_fits, check_form, check_supported
 from specblock_zoo.inference.stats import DecodeStats
 from specblock_zoo.inference.text import Rules, Text
 from specblock_zoo.inference.verify import Form, Prompt, Verifier
 from specblock_zoo.inference.versions import CACHE_NAME
 from specblock_zoo.models.base import Drafter
+from specblock_zoo.structures import TreeSettings
 from specblock_zoo.targets.registry import family_of
 
 WRAPPED = ("_assisted_decoding", "_validate_generation_mode")
@@ -83,6 +86,8 @@ def _with_validation(original: Any) -> Any:
     def _validate_generation_mode(self: Any, mode: Any, config: Any, kwargs: Any, *rest: Any) -> Any:
         drafter = kwargs.get("assistant_model")
         if isinstance(drafter, Drafter):
+            if mode is GenerationMode.ASSISTED_GENERATION:
+                check_call(self, config, kwargs)
             check_fits(self, drafter)
             if mode is not GenerationMode.ASSISTED_GENERATION:
                 warnings.warn(
@@ -132,13 +137,16 @@ def assisted_decoding(
     check_fits(model, drafter)
     form = form_of(model, drafter.strict)
     check_form(form, input_ids.shape[0])
-    drafter.attach(family.embedding_weight(model))
-    settings = drafter.config.tree_settings
     verifier = Verifier(model, drafter.tap_layers(model.config.num_hidden_layers), cache_for(request), form)
-    session = Session(drafter, verifier, replace(settings, chain=True) if form is Form.CAUSAL else settings)
     several = input_ids.shape[0] > 1
     texts = [Text(row[None], rules.of_row(index) if several else rules) for index, row in enumerate(input_ids)]
-    run(session, prompt_of(request, verifier.cache), texts)
+    with drafter.query() as (drafting, observer):
+        drafting.attach(family.embedding_weight(model))
+        settings = drafting.config.tree_settings
+        chosen = replace(settings, chain=True) if form is Form.CAUSAL else settings
+        account = account_for(drafter, verifier, chosen, rules.do_sample)
+        session = Session(drafting, verifier, chosen, observer, account)
+        run(session, prompt_of(request, verifier.cache), texts)
     return packed(request, verifier.cache, texts)
 
 
@@ -155,6 +163,15 @@ def run(session: Session, prompt: Prompt, texts: Sequence[Text]) -> None:
     session.drafter.last_stats = DecodeStats(rounds, prefill_ms)
     if texts[0].rules.streamer is not None:
         texts[0].rules.streamer.end()
+
+
+def account_for(drafter: Drafter, verifier: Verifier, settings: TreeSettings, sampled: bool) -> Account | None:
+    """The account that paces this call's trees; None where `settings.cost_curve` or a lack of one leaves them alone."""
+    if settings.cost_curve == "off":
+        return None
+    with decode_kernels(verifier.model):
+        costs = costs_for(verifier.model, drafter, verifier.form, measure=settings.cost_curve == "measured")
+    return None if costs is None else account_of(drafter, costs, sampled)
 
 
 def decode_kernels(model: PreTrainedModel) -> AbstractContextManager[Any]:

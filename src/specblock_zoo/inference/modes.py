@@ -42,18 +42,13 @@ def form_of(model: PreTrainedModel, strict: bool = False) -> Form:
         strict: refuse instead of falling back to chains where the comparison fails.
 
     Raises:
-        UnsupportedOptionError: an attention implementation nobody has looked at, flex attention on a CPU, where torch
-            2.13 cannot compile it for trees of changing size, or a failed comparison with `strict`.
+        UnsupportedOptionError: an attention implementation nobody has looked at, or a failed comparison with `strict`.
     """
     attention = model.config._attn_implementation
     if attention not in FORMS:
         raise UnsupportedOptionError(
             f"Cannot generate with attention implementation {attention!r} and a drafter; known: {', '.join(FORMS)}.",
             'Call model.set_attn_implementation("sdpa").',
-        )
-    if FORMS[attention] is Form.BLOCK and model.device.type == "cpu":
-        raise UnsupportedOptionError(
-            "Cannot generate with flex attention and a drafter on a CPU.", 'Call model.set_attn_implementation("sdpa").'
         )
     if FORMS[attention] is Form.CAUSAL or judges_trees(model, FORMS[attention]):
         return FORMS[attention]

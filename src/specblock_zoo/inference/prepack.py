@@ -39,6 +39,11 @@ def can_prepack() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def is_packed(model: nn.Module) -> bool:
+    """Whether `optimize_for_cpu` went over this model."""
+    return any(isinstance(module, PackedLinear) for module in model.modules())
+
+
 @torch.no_grad()
 def optimize_for_cpu(model: nn.Module) -> nn.Module:
     """Replaces every linear layer of a model in place, for inference on a CPU; returns the model.

@@ -20,6 +20,7 @@ from specblock_zoo.inference.text import Rules
 from specblock_zoo.inference.verify import Form
 from specblock_zoo.inference.versions import CACHE_NAME
 from specblock_zoo.models.base import Drafter
+from specblock_zoo.targets.registry import family_of
 
 KNOWN_INPUTS = {
     *("attention_mask", "position_ids", "use_cache", "logits_to_keep", CACHE_NAME),
@@ -102,6 +103,34 @@ Refusal = tuple[bool, str, str]
 """(whether it applies, the problem, the way out)"""
 
 
+def check_call(model: PreTrainedModel, config: GenerationConfig, given: Mapping[str, Any]) -> None:
+    """Refuses what transformers would refuse next, in words that fit a drafter.
+
+    Args:
+        given: keyword arguments of the call that concern the way of decoding.
+
+    Raises:
+        UnsupportedOptionError: see the table.
+        UnknownNameError: the target is of no known family.
+    """
+    kind, several = type(model).__name__, config.num_return_sequences or 1
+    _refuse(
+        (bool(model.config.is_encoder_decoder), f"an encoder-decoder target ({kind}) and a drafter.", PLAIN),
+        (bool(model._is_stateful), f"{kind} and a drafter: its state cannot take tokens back.", PLAIN),
+        (
+            several > 1,
+            f"num_return_sequences = {several} and a drafter.",
+            f"Repeat the prompt instead: input_ids.repeat_interleave({several}, dim=0), and its attention_mask.",
+        ),
+        (
+            given.get("assistant_tokenizer") is not None,
+            "assistant_tokenizer and a drafter, which reads the target's own tokens.",
+            "Leave assistant_tokenizer out.",
+        ),
+    )
+    family_of(model.config)
+
+
 def check_supported(model: PreTrainedModel, request: Request) -> None:
     """Raises `UnsupportedOptionError` for the first option that cannot be honoured, with the way out."""
     _refuse(*_options(model, request))
@@ -121,6 +150,12 @@ def _refuse(*refusals: Refusal) -> None:
             raise UnsupportedOptionError(f"Cannot generate with {problem}", hint)
 
 
+def _short_of(cache: Cache | None, rules: Rules) -> int:
+    """Columns that the cache lacks for the longest text; the text's last token needs none."""
+    holds = cache is not None and target_cache.holds_trees(cache)
+    return max(0, rules.max_length - 1 - target_cache.capacity(cache)) if holds and cache is not None else 0
+
+
 def _has_empty_row(mask: Tensor | None) -> bool:
     return mask is not None and not bool(mask.any(dim=-1).all())
 
@@ -138,12 +173,17 @@ def _options(model: PreTrainedModel, request: Request) -> tuple[Refusal, ...]:
         (bool(config.output_attentions), "output_attentions=True and a drafter.", PLAIN),
         (bool(config.output_hidden_states), "output_hidden_states=True and a drafter.", PLAIN),
         (bool(extra), f"the model input {', '.join(extra)} and a drafter.", PLAIN),
-        (bool(model.config.is_encoder_decoder), "an encoder-decoder target and a drafter.", PLAIN),
         (model.training, "a target in train() mode: dropout would change the text.", "Call model.eval() first."),
         (
             not target_cache.holds_trees(cache),
             f"a {type(cache).__name__} and a drafter: accepted rows could not be moved together in it.",
             "Leave cache_implementation out, or pass a dynamic or static cache that is not offloaded or quantised.",
+        ),
+        (
+            _short_of(cache, request.rules) > 0,
+            f"a static cache that is {_short_of(cache, request.rules)} columns too small for "
+            f"{request.rules.max_length} tokens.",
+            f"Give it max_cache_len={request.rules.max_length - 1} or more, or ask for fewer tokens.",
         ),
     )
 

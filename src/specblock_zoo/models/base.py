@@ -1,13 +1,21 @@
 """What every drafter offers to training and decoding."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from specblock_zoo.errors import TargetMismatchError, UnboundDrafterError
-from specblock_zoo.structures import BranchMemory, BranchOutput, ContextOutput, KeyValues, default_tap_layers
+from specblock_zoo.structures import (
+    FINAL_NORM,
+    BranchMemory,
+    BranchOutput,
+    ContextOutput,
+    KeyValues,
+    default_tap_layers,
+)
 
 
 class Drafter(nn.Module, ABC):
@@ -22,6 +30,8 @@ class Drafter(nn.Module, ABC):
     config: Any
     last_stats: Any = None
     strict: bool = False
+    reads_last_hidden: bool = False
+    """The features are the target's states after its final norm `[batch, seq, target_hidden]`, not tap layers."""
     _embedding: Tensor | None = None
 
     def attach(self, embedding: Tensor) -> None:
@@ -55,7 +65,12 @@ class Drafter(nn.Module, ABC):
         return self._embedding is not None
 
     def tap_layers(self, num_target_layers: int) -> tuple[int, ...]:
-        """Target layers to read (0-based, outputs): the configured ones, or the method's default for this depth."""
+        """Target layers to read (0-based, outputs): the configured ones, or the method's default for this depth.
+
+        `FINAL_NORM` alone for drafters that read the last state.
+        """
+        if self.reads_last_hidden:
+            return (FINAL_NORM,)
         return tuple(self.config.tap_layers or default_tap_layers(num_target_layers))
 
     @abstractmethod
@@ -83,6 +98,11 @@ class Drafter(nn.Module, ABC):
     @abstractmethod
     def target_tokens(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids -> target ids, any shape, int64."""
+
+    @contextmanager
+    def query(self) -> Iterator[tuple["Drafter", Any]]:
+        """Brackets one generate call: who drafts in it, and its `inference.observe.Observer` (None: nobody watches)."""
+        yield self, None
 
     def generate(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """The explicit twin of `model.generate(*args, assistant_model=drafter, **kwargs)`; same result."""

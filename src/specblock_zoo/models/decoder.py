@@ -19,6 +19,9 @@ from specblock_zoo.structures import KeyValues
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query `[rows, heads, length, head_dim]`, keys and values `[rows, kv_heads, length, head_dim]`) -> like query."""
 
+LONG_EXTENSION = 64
+"""Queries from which fused attention beats plain matmuls on a CPU."""
+
 
 class RMSNorm(nn.Module):
     """Root-mean-square norm with a learned scale, `[..., hidden]` -> same."""
@@ -72,14 +75,20 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Query, key, value and output projections, no biases; head_dim is a parameter of its own."""
+    """Query, key, value and output projections, no biases; head_dim is a parameter of its own.
 
-    def __init__(self, hidden_size: int, heads: int, kv_heads: int, head_dim: int) -> None:
+    Reads `input_size` numbers (default: hidden_size) and writes hidden_size.
+    """
+
+    def __init__(
+        self, hidden_size: int, heads: int, kv_heads: int, head_dim: int, input_size: int | None = None
+    ) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.q_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=False)
+        size = input_size or hidden_size
+        self.q_proj = nn.Linear(size, heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(size, kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(size, kv_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(heads * head_dim, hidden_size, bias=False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mix: Mix) -> Tensor:
@@ -159,3 +168,27 @@ def split_attention(
     from_own = over_own.transpose(1, 2).reshape(batch, rows, kv_heads, groups * length, -1) @ own.values
     from_shared = from_shared.view(batch, kv_heads, rows, groups * length, head_dim).transpose(1, 2)
     return (from_shared + from_own).reshape(batch, rows, heads, length, head_dim)
+
+
+def remember(store: list[KeyValues], keys: Tensor, values: Tensor) -> KeyValues:
+    """Appends a layer's keys and values to `store` and returns them."""
+    store.append(KeyValues(keys, values))
+    return store[-1]
+
+
+def extend_attention(query: Tensor, new: KeyValues, past: KeyValues | None, past_mask: Tensor | None) -> Tensor:
+    """Causal attention of n new tokens `[B, heads, n, head_dim]` over the past rows and themselves."""
+    batch, length = query.shape[0], query.shape[2]
+    if past is None or past.keys.shape[2] == 0:
+        return masked_attention(query, new, None)
+    causal = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+    if length < LONG_EXTENSION:
+        visible = None if past_mask is None else past_mask[:, None, :]
+        own = KeyValues(new.keys[:, None], new.values[:, None])
+        return split_attention(query[:, None], past, own, visible, causal[None, None])[:, 0]
+    seen = (
+        torch.ones(batch, past.keys.shape[2], dtype=torch.bool, device=query.device) if past_mask is None else past_mask
+    )
+    mask = torch.cat((seen[:, None, :].expand(batch, length, -1), causal.expand(batch, length, length)), dim=-1)
+    everything = KeyValues(torch.cat((past.keys, new.keys), 2), torch.cat((past.values, new.values), 2))
+    return masked_attention(query, everything, mask[:, None])

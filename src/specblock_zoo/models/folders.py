@@ -68,9 +68,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
-        with _whole(file):
-            tensors |= load_file(file)
+        tensors |= read_file(file)
     return tensors
+
+
+def read_file(file: Path) -> dict[str, Tensor]:
+    """All tensors of one safetensors file; raises `WeightsMismatchError` when it is not whole."""
+    with _whole(file):
+        return load_file(file)
 
 
 def read_shapes(folder: Path) -> Shapes:

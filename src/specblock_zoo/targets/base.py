@@ -75,6 +75,11 @@ class TargetFamily:
         """Rows of the language-model head `[vocab, hidden]`, the live parameter; these families have no head bias."""
         return cast(nn.Linear, model.get_output_embeddings()).weight
 
+    def logit_cap(self, config: PreTrainedConfig) -> float | None:
+        """What the head's logits are pressed below (`functional.sampling.capped`); None where they are taken as is."""
+        cap: float | None = getattr(config, "final_logit_softcapping", None)
+        return cap
+
     def attention_windows(self, config: PreTrainedConfig) -> dict[str, int | None]:
         """How far back each kind of layer looks, in tokens, itself included; None = the whole prefix.
 

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from specblock_zoo.structures import TargetFeatures
+from specblock_zoo.structures import FINAL_NORM, TargetFeatures
 from specblock_zoo.targets.base import check_tap_layers
-
-FINAL_NORM = -1
 
 _states: ContextVar[dict[int, Tensor] | None] = ContextVar("states", default=None)
 # torch numbers hooks without a lock; two with one number would remove each other.
@@ -40,9 +38,8 @@ def _recorder(index: int) -> Callable[..., None]:
 def _recorded(model: PreTrainedModel, layers: Sequence[int], want_last_hidden: bool) -> Iterator[dict[int, Tensor]]:
     """Outputs of decoder layers, and of the norm after them under `FINAL_NORM`, for the forwards inside."""
     decoder, store = model.get_decoder(), dict[int, Tensor]()
-    modules = {layer: decoder.layers[layer] for layer in layers} | (
-        {FINAL_NORM: decoder.norm} if want_last_hidden else {}
-    )
+    wanted = {*layers, FINAL_NORM} if want_last_hidden else set(layers)
+    modules = {layer: decoder.norm if layer == FINAL_NORM else decoder.layers[layer] for layer in wanted}
     token = _states.set(store)
     with ExitStack() as stack:
         stack.callback(_states.reset, token)
@@ -54,7 +51,9 @@ def _recorded(model: PreTrainedModel, layers: Sequence[int], want_last_hidden: b
 
 
 def _side_by_side(states: Sequence[Tensor]) -> Tensor:
-    # Layers of a sharded target may live on several devices.
+    # Layers of a sharded target may live on several devices; a single state needs no copy.
+    if len(states) == 1:
+        return states[0]
     return torch.cat([state.to(states[0].device) for state in states], dim=-1)
 
 
@@ -65,7 +64,7 @@ def forward_with_taps(
 
     Args:
         model: a causal language model, or its decoder alone (then no logits are computed).
-        tap_layers: 0-based layers whose outputs are read, in concatenation order.
+        tap_layers: 0-based layers whose outputs are read, in concatenation order; or `FINAL_NORM` alone.
         want_last_hidden: also return the states after the final norm.
         forward_kwargs: handed to `model` untouched, e.g. `input_ids` [batch, seq], `attention_mask`, `position_ids`,
             `cache`, `logits_to_keep`.
@@ -76,7 +75,8 @@ def forward_with_taps(
     Raises:
         ConfigurationError: a tap is not a layer of the target.
     """
-    check_tap_layers(tuple(tap_layers), model.config.num_hidden_layers)
+    if tuple(tap_layers) != (FINAL_NORM,):
+        check_tap_layers(tuple(tap_layers), model.config.num_hidden_layers)
     with _recorded(model, tap_layers, want_last_hidden) as states:
         outputs = model(**forward_kwargs)
     taps = _side_by_side([states[layer] for layer in tap_layers])

@@ -1,6 +1,6 @@
 """The Gemma 2 family: every other layer through a window, and capped attention scores, which only eager attention has.
 
-Its logits are capped after the head, monotonically: the best token is the head's, its probability is not.
+Its logits are capped after the head (`logit_cap`): the best token is the head's, its probability is not.
 """
 
 from transformers import Gemma2Config, Gemma2ForCausalLM

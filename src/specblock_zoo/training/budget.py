@@ -4,13 +4,17 @@ Counts of tensors are exact (built on the meta device); activations and hours ar
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
+from specblock_zoo.models.configuration import DrafterConfig
+from specblock_zoo.models.pretrained import skeleton
+from specblock_zoo.models.registry import kind_of
+from specblock_zoo.training.method import Assumptions, Work
+from specblock_zoo.training.methods import METHODS
 from specblock_zoo.training.rollout import RolloutSettings
 
 GIB = 1 << 30
@@ -18,25 +22,6 @@ BYTES_PER_STATE = 2
 BYTES_PER_ID_AND_MASK = 5
 # Float32 weights, their gradients, and AdamW's two moments.
 BYTES_PER_TRAINED = 4 + 4 + 8
-
-
-@dataclass(frozen=True)
-class Assumptions:
-    """What a plan cannot know.
-
-    Attributes:
-        train_tokens: tokens of one epoch, prompts included.
-        supervised: share of them that are answer tokens, 0..1.
-        alpha: share of rows that survive a slot, 0..1; real drafters reach 0.4 to 0.8.
-        device_tflops: dense peak of one device in the training precision, 1e12 operations a second (A100, bf16: 312).
-        utilisation: share of the peak that training reaches, 0..1.
-    """
-
-    train_tokens: int = 100_000_000
-    supervised: float = 0.8
-    alpha: float = 0.6
-    device_tflops: float = 312.0
-    utilisation: float = 0.3
 
 
 @dataclass(frozen=True)
@@ -76,7 +61,7 @@ class Line:
 
 
 def plan_run(
-    config: SpecBlockConfig,
+    config: DrafterConfig,
     target: PreTrainedConfig,
     objective: RolloutSettings,
     batching: Batching,
@@ -93,10 +78,9 @@ def plan_run(
     ]
 
 
-def drafter_parameters(config: SpecBlockConfig) -> int:
+def drafter_parameters(config: DrafterConfig) -> int:
     """Trained numbers of a drafter; nothing is allocated."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in SpecBlockDrafter(config).parameters())
+    return sum(parameter.numel() for parameter in skeleton(kind_of(config.model_type).model, config).parameters())
 
 
 def target_parameters(config: PreTrainedConfig) -> int:
@@ -105,67 +89,43 @@ def target_parameters(config: PreTrainedConfig) -> int:
         return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
 
 
-def layer_parameters(config: SpecBlockConfig) -> int:
-    """Matrix entries that a row of slots multiplies, heads left out."""
-    hidden, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
-    attention = hidden * (2 * config.num_attention_heads * config.head_dim + 2 * kv)
-    shifts = {"every_layer": config.num_hidden_layers, "between_layers": config.num_hidden_layers - 1, "none": 0}
-    per_layer = attention + 3 * hidden * config.intermediate_size
-    return config.num_hidden_layers * per_layer + shifts[config.shift] * 2 * hidden * hidden
-
-
-def graded_rows(config: SpecBlockConfig, objective: RolloutSettings, assumed: Assumptions) -> list[list[float]]:
-    """Rows that reach each block and slot, per token of the batch: alpha^slot, times the share of sampled starts."""
-    alpha = assumed.alpha if objective.valid_prefix else 1.0
-    shares = [1.0, *objective.block_sampling]
-    return [[assumed.supervised * share * alpha**slot for slot in range(config.block_width)] for share in shares]
-
-
-def forward_rows(config: SpecBlockConfig, graded: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Rows a token costs the decoder layers: kept slots of the dense first pass, and rows advanced one by one."""
-    kept = config.context_slots
-    return float(kept), sum(graded[0][kept:]) + sum(map(sum, graded[1:]))
-
-
-def values_per_row(config: SpecBlockConfig) -> int:
-    """Numbers that autograd keeps of one row in one layer: norms, shift, projections, attention, feed-forward."""
-    heads, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    return 6 * config.hidden_size + 3 * heads + 2 * kv + 4 * config.intermediate_size
+def work_of(config: DrafterConfig, objective: RolloutSettings, assumed: Assumptions) -> Work:
+    """What a token costs, as the drafter's training method tells it."""
+    return METHODS[config.model_type].work(config, objective, assumed)
 
 
 def activation_values(
-    config: SpecBlockConfig, objective: RolloutSettings, batching: Batching, assumed: Assumptions
+    config: DrafterConfig, objective: RolloutSettings, batching: Batching, assumed: Assumptions
 ) -> tuple[float, float]:
     """Numbers kept for the backward pass on one device: of the decoder layers, and of the draft head."""
-    graded = graded_rows(config, objective, assumed)
-    dense, advanced = forward_rows(config, graded)
+    work = work_of(config, objective, assumed)
     # Rows that advance one by one keep their attention weights, before and after the copy that splits them.
-    attended = 2 * config.num_attention_heads * batching.max_length * config.context_slots
-    per_token = dense * values_per_row(config) + advanced * (values_per_row(config) + attended)
-    slots = [rows * batching.batch_tokens * config.draft_vocab_size for block in graded for rows in block]
+    attended = work.layers * 2 * config.num_attention_heads * batching.max_length * config.context_slots
+    per_token = work.dense * work.values_per_row + work.advanced * (work.values_per_row + attended)
+    slots = [rows * batching.batch_tokens * config.draft_vocab_size for block in work.graded for rows in block]
     kept = sum(logits for logits in slots if logits <= objective.kept_logits)
-    return config.num_hidden_layers * batching.batch_tokens * per_token, kept
+    return batching.batch_tokens * per_token, kept
 
 
 def training_flops(
-    config: SpecBlockConfig, objective: RolloutSettings, batching: Batching, assumed: Assumptions
+    config: DrafterConfig, objective: RolloutSettings, batching: Batching, assumed: Assumptions
 ) -> float:
     """Operations of one update's share per token: 6 per matrix entry and row, 8 or 12 per head entry and graded row.
 
     The draft head costs 6, the target's head 2, and both products are done again where gradients are not kept.
     """
-    graded = graded_rows(config, objective, assumed)
-    layers = 6 * layer_parameters(config) * sum(forward_rows(config, graded))
+    work = work_of(config, objective, assumed)
+    layers = 6 * work.layer_parameters * (work.dense + work.advanced)
     entries = config.draft_vocab_size * config.hidden_size
     head = 0.0
-    for rows in (rows for block in graded for rows in block):
+    for rows in (rows for block in work.graded for rows in block):
         kept = rows * batching.batch_tokens * config.draft_vocab_size <= objective.kept_logits
         head += rows * entries * (8 if kept else 12)
     return layers + head
 
 
 def _memory(
-    config: SpecBlockConfig,
+    config: DrafterConfig,
     objective: RolloutSettings,
     batching: Batching,
     assumed: Assumptions,
@@ -192,7 +152,7 @@ def _memory(
         layers * size / GIB,
         "GiB per device",
         f"{batching.batch_tokens:,} tokens x rows per token (alpha {assumed.alpha:g})"
-        f" x {config.num_hidden_layers} layers x {values_per_row(config):,} values x {size} bytes",
+        f" x {work_of(config, objective, assumed).values_per_row:,} values x {size} bytes",
     )
     yield Line(
         "gradients kept by the draft head",
@@ -203,7 +163,7 @@ def _memory(
     yield Line("target in bfloat16", owner * 2 / GIB, "GiB", f"{owner:,} x 2 bytes; only while features are computed")
 
 
-def _tokens(config: SpecBlockConfig, batching: Batching, assumed: Assumptions) -> Iterator[Line]:
+def _tokens(config: DrafterConfig, batching: Batching, assumed: Assumptions) -> Iterator[Line]:
     states, hidden = len(config.tap_layers) + 1, config.target_hidden_size
     token = states * hidden * BYTES_PER_STATE + BYTES_PER_ID_AND_MASK
     yield Line(
@@ -234,17 +194,18 @@ def updates(batching: Batching, assumed: Assumptions) -> int:
 
 
 def _time(
-    config: SpecBlockConfig, objective: RolloutSettings, batching: Batching, assumed: Assumptions, owner: int
+    config: DrafterConfig, objective: RolloutSettings, batching: Batching, assumed: Assumptions, owner: int
 ) -> Iterator[Line]:
     rate = assumed.device_tflops * 1e12 * assumed.utilisation * 3600
     said = f"{assumed.device_tflops:g}e12 x {assumed.utilisation:g} operations a second"
     per_token = training_flops(config, objective, batching, assumed)
     visited = assumed.train_tokens * batching.epochs
+    entries = work_of(config, objective, assumed).layer_parameters
     yield Line(
         "operations per token",
         per_token,
         "",
-        f"6 x {layer_parameters(config):,} x rows through the layers + 8 or 12 x head entries x rows graded",
+        f"6 x {entries:,} x rows through the layers + 8 or 12 x head entries x rows graded",
     )
     yield Line("training", per_token * visited / rate, "device hours", f"operations x {visited:,} tokens / ({said})")
     yield Line(

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.models.decoder import FeedForward
 
 
 def save_folder(drafter: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -119,5 +120,6 @@ class CompileFeedForward(Callback):
         self.backend = backend
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for layer in cast(Any, pl_module).drafter.layers:
-            layer.mlp.compile(backend=self.backend, dynamic=True)
+        for module in cast(Any, pl_module).drafter.modules():
+            if isinstance(module, FeedForward):
+                module.compile(backend=self.backend, dynamic=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specblock_zoo.errors import CacheMismatchError, ConfigurationError, UnknownNameError
 from specblock_zoo.functional.losses import LOSSES, RANK_LOSSES
-from specblock_zoo.models.specblock import SpecBlockConfig
+from specblock_zoo.models.configuration import DrafterConfig, drafter_fields
 from specblock_zoo.structures import TreeSettings
 from specblock_zoo.training.rollout import RolloutSettings
 
@@ -20,7 +20,6 @@ FREE_FIELDS = {field.name for field in fields(TreeSettings)} | {
     "tokenizer_hash",
     "vocab_coverage",
 }
-DRAFTER_FIELDS = sorted(SpecBlockConfig.__annotations__)
 
 
 def check_objective(settings: RolloutSettings) -> None:
@@ -38,17 +37,18 @@ def check_objective(settings: RolloutSettings) -> None:
         )
 
 
-def check_options(options: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+def check_options(kind: type[DrafterConfig], options: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Refuses drafter options that do not exist, or that contradict what cache and objective already decide.
 
     Raises:
-        ConfigurationError: an option is not a field of `SpecBlockConfig`.
+        ConfigurationError: an option is not a field of `kind`.
         CacheMismatchError: an option contradicts `facts`.
     """
-    unknown = sorted(set(options) - set(DRAFTER_FIELDS))
+    known = drafter_fields(kind)
+    unknown = sorted(set(options) - set(known))
     if unknown:
         raise ConfigurationError(
-            f"The drafter has no option {', '.join(unknown)}; it has {', '.join(DRAFTER_FIELDS)}.",
+            f"The drafter has no option {', '.join(unknown)}; it has {', '.join(known)}.",
             "Correct model.drafter.",
         )
     wrong = {name: value for name, value in options.items() if name in facts and _plain(value) != _plain(facts[name])}
@@ -60,11 +60,12 @@ def check_options(options: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         )
 
 
-def check_same_drafter(run: SpecBlockConfig, stored: SpecBlockConfig) -> None:
+def check_same_drafter(run: DrafterConfig, stored: DrafterConfig) -> None:
     """Raises `ConfigurationError` unless a stored drafter has the shapes and switches of this run's."""
+    names = ["model_type"] if run.model_type != stored.model_type else drafter_fields(type(run))
     differing = [
         f"{name} is {getattr(stored, name)!r} there and {getattr(run, name)!r} here"
-        for name in DRAFTER_FIELDS
+        for name in names
         if name not in FREE_FIELDS and _plain(getattr(stored, name)) != _plain(getattr(run, name))
     ]
     if differing:

@@ -1,6 +1,7 @@
 """A drafter's configuration and first weights, read off the target it will draft for."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,7 +9,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specblock_zoo.errors import ConfigurationError
-from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
+from specblock_zoo.models.configuration import DrafterConfig
+from specblock_zoo.models.pretrained import PretrainedDrafter
+from specblock_zoo.models.registry import DEFAULT_KIND, kind_of
+from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.targets.registry import family_of
 from specblock_zoo.training.checks import check_options
 
@@ -35,18 +39,20 @@ FIT_TOKENS = 30_000
 
 def drafter_config(
     target: PreTrainedConfig, facts: Mapping[str, Any], options: Mapping[str, Any] | None = None
-) -> SpecBlockConfig:
+) -> DrafterConfig:
     """Configuration of a drafter: the target's shapes and rotary positions, then `facts`, then the user's `options`.
 
     Args:
         facts: what data and objective decide, e.g. `tap_layers`, `draft_vocab_size`.
-        options: fields of `SpecBlockConfig`.
+        options: `model_type`, the kind of drafter, and fields of its configuration.
 
     Raises:
-        ConfigurationError: an option is not a field of `SpecBlockConfig`, or its value is out of range.
+        UnknownNameError: there is no such kind.
+        ConfigurationError: an option is not a field of its configuration, or a value is out of range.
         CacheMismatchError: an option contradicts a fact.
     """
-    options = options or {}
+    options = dict(options or {})
+    kind = kind_of(options.pop("model_type", DEFAULT_KIND)).config
     rope = family_of(target).rope_parameters(target)
     scaling = {} if rope.get("rope_type", "default") == "default" else {"rope_scaling": rope}
     from_target = {
@@ -59,8 +65,8 @@ def drafter_config(
         **scaling,
     }
     fixed = {**facts, **{name: from_target[name] for name in FROM_THE_TARGET}}
-    check_options(options, fixed)
-    return SpecBlockConfig(**{**from_target, **fixed, **options})
+    check_options(kind, options, fixed)
+    return kind(**{**from_target, **fixed, **options})
 
 
 @torch.no_grad()
@@ -76,22 +82,46 @@ def copy_last_layers(drafter: SpecBlockDrafter, target: PreTrainedModel) -> None
     Raises:
         ConfigurationError: the target's layers are of another kind, or a tensor has another shape in the drafter.
     """
+    for copy, original in zip(drafter.layers, last_layers(target, len(drafter.layers)), strict=True):
+        copy_parameters(copy, dict(original.named_parameters()))
+    copy_norm_and_head(drafter, target)
+
+
+def last_layers(target: PreTrainedModel, count: int) -> list[nn.Module]:
+    """The target's last `count` decoder layers.
+
+    Raises:
+        ConfigurationError: they compute something else than a drafter's layers do, or are too few.
+    """
     family = family_of(target.config)
     if not family.layers_start_drafters:
         raise ConfigurationError(
             f"Layers of the {family.name} family cannot start a drafter: they compute something else than its own.",
             "Use initialise: scratch.",
         )
-    first_copied = len(family.decoder_layers(target)) - len(drafter.layers)
-    if first_copied < 1:
+    layers = family.decoder_layers(target)
+    if len(layers) <= count:
         raise ConfigurationError(
-            f"The drafter has {len(drafter.layers)} layers, the target {len(family.decoder_layers(target))}.",
+            f"The drafter has {count} layers, the target {len(layers)}.",
             "Give the drafter fewer layers than the target, or use initialise: scratch.",
         )
-    for copy, original in zip(drafter.layers, family.decoder_layers(target)[first_copied:], strict=True):
-        _copy_parameters(copy, dict(original.named_parameters()))
-    _copy_parameters(drafter.norm, dict(family.final_norm(target).named_parameters()))
-    _copy_parameters(drafter.lm_head, {"weight": family.head_weight(target)[drafter.draft_tokens]})
+    return list(layers[len(layers) - count :])
+
+
+@torch.no_grad()
+def copy_norm_and_head(drafter: Any, target: PreTrainedModel) -> None:
+    """Starts the final norm and the head as copies of the target's; errors as `copy_parameters`."""
+    family = family_of(target.config)
+    copy_parameters(drafter.norm, dict(family.final_norm(target).named_parameters()))
+    copy_parameters(drafter.lm_head, {"weight": family.head_weight(target)[drafter.draft_tokens]})
+
+
+def start_from_target(
+    drafter: SpecBlockDrafter, target: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]
+) -> None:
+    """First weights of a SpecBlock drafter: the target's last layers, and an input layer fitted to them."""
+    copy_last_layers(drafter, target)
+    fit_first_state(drafter, batches)
 
 
 @torch.no_grad()
@@ -101,8 +131,7 @@ def fit_first_state(
     """Sets the input layer so that the first state of a pair (h_i, t_{i+1}) predicts token i + 1's last tap (ours).
 
     That is what the copied layers were made to read, and the pair determines most of it: a ridge regression on all taps
-    and the normalised token embedding. Each token weighs by the inverse square of its state's size, because a target's
-    first token often carries a state a hundred times the usual size.
+    and the normalised token embedding, see `pair_sums`.
 
     Args:
         drafter: written in place; must be attached to its target's embeddings, with norms still at one.
@@ -110,11 +139,52 @@ def fit_first_state(
     """
     layer, hidden = drafter.input_layer, drafter.config.hidden_size
     taps = layer.condition_proj.in_features
-    gram = torch.zeros(taps + hidden, taps + hidden, dtype=torch.float64)
-    cross = torch.zeros(taps + hidden, hidden, dtype=torch.float64)
+    sums = pair_sums(drafter, layer.token_norm, batches, tokens)
+    solution = ridge(sums.gram, sums.cross, hidden)
+    condition = solution[:taps]
+    size = sums.size(condition)
+    layer.condition_proj.weight.copy_(condition.T)
+    # The condition norm brings the projected taps to size one; `size` gives them back the size the regression found.
+    identity = torch.eye(hidden, dtype=torch.float64)
+    layer.fuse.weight.copy_(torch.cat((size * identity, solution[taps:].T, QUERY_SHARE * size * identity), dim=1))
+
+
+@dataclass(frozen=True)
+class PairSums:
+    """What a regression of token states on pairs needs.
+
+    Attributes:
+        gram: sum of x x^T over pairs, x = taps of a token and normalised embedding of the next, float64.
+        cross: sum of x y^T, y = the last tap of that next token.
+        weight: sum of the weights of the pairs, which are in both sums.
+    """
+
+    gram: Tensor
+    cross: Tensor
+    weight: float
+
+    def size(self, coefficients: Tensor) -> float:
+        """Root mean square of x @ coefficients over the pairs; `[rows, outputs]`, rows: the first numbers of x."""
+        rows, outputs = coefficients.shape
+        squares = ((self.gram[:rows, :rows] @ coefficients) * coefficients).sum()
+        return float(squares / (outputs * self.weight)) ** 0.5
+
+
+def pair_sums(
+    drafter: PretrainedDrafter, token_norm: nn.Module, batches: Iterable[Mapping[str, Tensor]], tokens: int
+) -> PairSums:
+    """Reads `batches` until `tokens` pairs are seen.
+
+    Each pair weighs by the inverse square of its state's size, because a target's first token often carries a state a
+    hundred times the usual size.
+    """
+    hidden = drafter.config.hidden_size
+    columns = len(drafter.config.tap_layers) * drafter.config.target_hidden_size + hidden
+    gram = torch.zeros(columns, columns, dtype=torch.float64)
+    cross = torch.zeros(columns, hidden, dtype=torch.float64)
     seen, weight = 0, 0.0
     for batch in batches:
-        known, wanted = regression_rows(drafter, batch)
+        known, wanted = regression_rows(drafter, token_norm, batch)
         importance = wanted.pow(2).mean(-1, keepdim=True).rsqrt()
         known, wanted = known * importance, wanted * importance
         gram += known.T @ known
@@ -122,20 +192,16 @@ def fit_first_state(
         seen, weight = seen + len(known), weight + float(importance.pow(2).sum())
         if seen >= tokens:
             break
-    solution = ridge(gram, cross, hidden)
-    condition = solution[:taps]
-    size = float(((gram[:taps, :taps] @ condition) * condition).sum() / (hidden * weight)) ** 0.5
-    layer.condition_proj.weight.copy_(condition.T)
-    # The condition norm brings the projected taps to size one; `size` gives them back the size the regression found.
-    identity = torch.eye(hidden, dtype=torch.float64)
-    layer.fuse.weight.copy_(torch.cat((size * identity, solution[taps:].T, QUERY_SHARE * size * identity), dim=1))
+    return PairSums(gram, cross, weight)
 
 
-def regression_rows(drafter: SpecBlockDrafter, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def regression_rows(
+    drafter: PretrainedDrafter, token_norm: nn.Module, batch: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
     """What a pair knows, `[rows, taps*hidden + hidden]`, and the last tap of its token, `[rows, hidden]`, float32."""
     real = batch["attention_mask"][:, 1:].bool()
     before, after = batch["features"][:, :-1][real], batch["features"][:, 1:][real]
-    token = drafter.input_layer.token_norm(drafter.embed(batch["input_ids"][:, 1:][real]))
+    token = token_norm(drafter.embed(batch["input_ids"][:, 1:][real]))
     return torch.cat((before.float(), token), dim=-1), after[:, -drafter.config.hidden_size :].float()
 
 
@@ -155,7 +221,8 @@ def ridge(gram: Tensor, cross: Tensor, group: int) -> Tensor:
     return torch.linalg.solve(scaled, cross / scale) / scale
 
 
-def _copy_parameters(module: nn.Module, source: Mapping[str, Tensor]) -> None:
+def copy_parameters(module: nn.Module, source: Mapping[str, Tensor]) -> None:
+    """Copies same-named tensors into a module; raises `ConfigurationError` where one is absent or of another shape."""
     for name, parameter in module.named_parameters():
         found = source.get(name)
         if found is None or found.shape != parameter.shape:

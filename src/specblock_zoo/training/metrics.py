@@ -17,15 +17,17 @@ class ReportMetric(Metric):
     """Adds up the `LossReport`s of an epoch.
 
     Args:
-        blocks, slots: shape of the reports, the drafter's `train_blocks` and `block_width`.
-        slot_weight, rank_weight: as in training, so that `loss_nats` here and there are the same function.
+        blocks, slots: shape of the reports.
+        slot_weight, rank_weight, block_weight: as in training: `loss_nats` is the same function there.
     """
 
     full_state_update = False
 
-    def __init__(self, blocks: int, slots: int, slot_weight: float, rank_weight: float) -> None:
+    def __init__(
+        self, blocks: int, slots: int, slot_weight: float, rank_weight: float, block_weight: float = 1.0
+    ) -> None:
         super().__init__()
-        self.weights = (slot_weight, rank_weight)
+        self.weights = (slot_weight, rank_weight, block_weight)
         for field in fields(LossReport):
             shape = (blocks, slots, NUM_BUCKETS, NUM_BUCKETS) if field.name == "confusion" else (blocks, slots)
             dtype = torch.int64 if field.name in COUNTS else torch.float32
@@ -46,7 +48,9 @@ class ReportMetric(Metric):
         return summarise(self.report, *self.weights)
 
 
-def summarise(report: LossReport, slot_weight: float, rank_weight: float) -> dict[str, Tensor]:
+def summarise(
+    report: LossReport, slot_weight: float, rank_weight: float, block_weight: float = 1.0
+) -> dict[str, Tensor]:
     """Scalars by name; this is where each is defined.
 
     - `loss_nats`: the training objective over all rows at once, plain means.
@@ -62,7 +66,7 @@ def summarise(report: LossReport, slot_weight: float, rank_weight: float) -> dic
     scores, confusion = bucket_scores(counts), counts / counts.sum().clamp(min=1)
     scores["share"] = confusion.sum(1)
     return {
-        "loss_nats": report.total(slot_weight, rank_weight),
+        "loss_nats": report.total(slot_weight, rank_weight, block_weight=block_weight),
         "rows": report.rows[0, 0].float(),
         "tau_teacher_forced": chain_tau(alpha),
         **{

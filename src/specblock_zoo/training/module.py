@@ -16,14 +16,16 @@ from specblock_zoo.data.datamodule import FeatureDataModule
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.functional.objective import SLOT_WEIGHT, LossReport
 from specblock_zoo.functional.vocab import VocabMap, draft_to_target, target_to_draft
-from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
+from specblock_zoo.models import registry
+from specblock_zoo.models.pretrained import PretrainedDrafter
 from specblock_zoo.targets.identity import identify
 from specblock_zoo.targets.local import load_target
 from specblock_zoo.targets.registry import family_of
 from specblock_zoo.training.checks import check_objective, check_same_drafter, check_same_vocabulary
-from specblock_zoo.training.initialise import copy_last_layers, drafter_config, fit_first_state
+from specblock_zoo.training.initialise import drafter_config
+from specblock_zoo.training.methods import METHODS
 from specblock_zoo.training.metrics import ReportMetric
-from specblock_zoo.training.rollout import RolloutSettings, rollout
+from specblock_zoo.training.rollout import RolloutSettings
 from specblock_zoo.training.schedules import warmup_cosine
 from specblock_zoo.training.teachers import TEACHERS
 
@@ -36,11 +38,13 @@ class LossWeights:
         slot_weight: slot k weighs slot_weight ** k, > 0.
         rank_weight: weight of the rank loss beside the draft loss, >= 0.
         min_rows: slots with fewer rows in a batch weigh less, in proportion; 1 = plain means (paper).
+        block_weight: block m weighs block_weight ** m, > 0.
     """
 
     slot_weight: float = SLOT_WEIGHT
     rank_weight: float = 1.0
     min_rows: int = 1
+    block_weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,15 @@ torch.serialization.add_safe_globals([LossWeights, AdamWSettings, RolloutSetting
 
 
 class DrafterModule(LightningModule):
-    """Trains a `SpecBlockDrafter` on cached features of its frozen target.
+    """Trains a drafter on cached features of its frozen target.
 
     The drafter is built in `setup`, when the data module's vocabulary map is known, or from a checkpoint, which carries
     its configuration: `DrafterModule.load_from_checkpoint(path).drafter` needs neither target nor data.
 
     Args:
         target: name of an embedded target, model folder, or Hub repository; the one the cache was built with.
-        drafter: fields of `SpecBlockConfig` that differ from the target's shapes and the defaults.
+        drafter: `model_type`, a kind of `models.registry` (default: specblock), and fields of its configuration that
+            differ from the target's shapes and the defaults.
         initialise: `target` copies the target's last layers and fits the input layer to them, `scratch` draws random
             weights (paper), anything else is a drafter folder to continue from.
         objective: losses and the share of positions that later blocks start from.
@@ -84,7 +89,7 @@ class DrafterModule(LightningModule):
         adamw: optimizer and schedule.
     """
 
-    drafter: SpecBlockDrafter
+    drafter: PretrainedDrafter
     token_embedding: Tensor
     teacher_head: Tensor
     draft_ids: Tensor
@@ -128,17 +133,16 @@ class DrafterModule(LightningModule):
         self.register_buffer(
             "teacher_head", family.head_weight(model)[draft_to_target(vocab.d2t)].detach(), persistent=False
         )
+        self.teacher_cap = family.logit_cap(model.config)
         self.register_buffer("draft_ids", target_to_draft(vocab.t2d), persistent=False)
-        self.validation_metric = ReportMetric(
-            1 + len(self.objective.block_sampling),
-            self.drafter.config.block_width,
-            self.weights.slot_weight,
-            self.weights.rank_weight,
-        )
+        weights = self.weights
+        shape = METHODS[self.drafter.config.model_type].report_shape(self.drafter.config, self.objective)
+        self.validation_metric = ReportMetric(*shape, weights.slot_weight, weights.rank_weight, weights.block_weight)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         report = self._shared_step(batch, f"{self.current_epoch}/{batch_idx}")
-        loss = report.total(self.weights.slot_weight, self.weights.rank_weight, self.weights.min_rows)
+        weights = self.weights
+        loss = report.total(weights.slot_weight, weights.rank_weight, weights.min_rows, weights.block_weight)
         size = batch["input_ids"].shape[0]
         self.log("train_loss_nats", loss, prog_bar=True, batch_size=size)
         self.log("train_alpha_b0_s0", report.alpha()[0, 0], prog_bar=True, batch_size=size)
@@ -169,9 +173,9 @@ class DrafterModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.seed = checkpoint["seed"]
-        config = SpecBlockConfig.from_dict(checkpoint["drafter_config"])
+        config = registry.read_config(checkpoint["drafter_config"])
         if self.drafter is None:
-            self.drafter = SpecBlockDrafter(config)
+            self.drafter = registry.kind_of(config.model_type).model(config)
             return
         check_same_drafter(self.drafter.config, config)
         check_same_vocabulary(self.drafter.t2d, checkpoint["state_dict"]["drafter.t2d"])
@@ -189,10 +193,11 @@ class DrafterModule(LightningModule):
         # A borrowed tensor does not follow the module between devices; the buffer does.
         self.drafter.attach(self.token_embedding)
         generator = torch.Generator().manual_seed(mix_seed(self.seed, draw, self.global_rank))
-        teacher = TEACHERS[self.teacher](self.teacher_head, self.draft_ids)
+        teacher = TEACHERS[self.teacher](self.teacher_head, self.draft_ids, self.teacher_cap)
+        rollout = METHODS[self.drafter.config.model_type].rollout
         return rollout(self.drafter, batch, teacher, self.objective, generator)
 
-    def _new_drafter(self, target: PreTrainedModel, data: FeatureDataModule, vocab: VocabMap) -> SpecBlockDrafter:
+    def _new_drafter(self, target: PreTrainedModel, data: FeatureDataModule, vocab: VocabMap) -> PretrainedDrafter:
         manifest = data.manifest
         if self.initialise not in ("target", "scratch"):
             return self._stored_drafter(Path(self.initialise))
@@ -205,23 +210,24 @@ class DrafterModule(LightningModule):
             "tokenizer_hash": manifest.fingerprint.tokenizer_sha256,
             "vocab_coverage": vocab.coverage,
         }
-        drafter = SpecBlockDrafter(drafter_config(target.config, facts, self.drafter_options))
+        config = drafter_config(target.config, facts, self.drafter_options)
+        drafter = registry.kind_of(config.model_type).model(config)
         drafter.d2t.copy_(vocab.d2t)
         drafter.t2d.copy_(vocab.t2d)
         # A checkpoint about to be loaded brings its own weights.
         if self.initialise == "target" and not self.trainer.ckpt_path:
-            copy_last_layers(drafter, target)
             drafter.attach(family_of(target.config).embedding_weight(target))
-            fit_first_state(drafter, data.train_dataloader())
+            METHODS[config.model_type].initialise(drafter, target, data.train_dataloader())
         return drafter
 
-    def _stored_drafter(self, folder: Path) -> SpecBlockDrafter:
+    def _stored_drafter(self, folder: Path) -> PretrainedDrafter:
         if not (folder / "config.json").is_file():
             raise ConfigurationError(
                 f"model.initialise is {str(folder)!r}; expected target, scratch, or a drafter's folder.",
                 "Correct the name, or give a folder that holds config.json and model.safetensors.",
             )
-        return SpecBlockDrafter.from_pretrained(folder, dtype=torch.float32).train()
+        drafter: PretrainedDrafter = registry.load(folder, dtype=torch.float32)
+        return drafter.train()
 
 
 def mix_seed(seed: int, draw: str, rank: int) -> int:

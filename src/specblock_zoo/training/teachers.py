@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specblock_zoo.data.layout import LAST_HIDDEN, TAIL_MASS, TOP_IDS, TOP_LOG_PROBS
 from specblock_zoo.functional.head import TeacherRows, product_dtype
+from specblock_zoo.functional.sampling import capped
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,12 @@ class Teacher:
     Attributes:
         head: rows of the target's head for the draft vocabulary, `[draft_vocab, target_hidden]`.
         draft_ids: draft id of every target token, -1 outside, int64 `[vocab]`.
+        cap: what the target's logits are pressed below after its head; None where they are taken as is.
     """
 
     head: Tensor
     draft_ids: Tensor
+    cap: float | None = None
 
     @cached_property
     def _product_head(self) -> Tensor:
@@ -38,7 +41,8 @@ class Teacher:
         states = batch[LAST_HIDDEN][sequence, state]
 
         def probs(piece: slice) -> Tensor:
-            return F.linear(states[piece].to(self._product_head.dtype), self._product_head).softmax(-1, torch.float32)
+            logits = F.linear(states[piece].to(self._product_head.dtype), self._product_head)
+            return capped(logits, self.cap).softmax(-1, torch.float32)
 
         return probs
 

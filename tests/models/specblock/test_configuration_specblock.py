@@ -25,6 +25,18 @@ from tests.support.drafters import tiny_config
         ("num_hidden_layers", -1),
         ("rank_top", 0),
         ("rope_scaling", {"rope_type": "yarn"}),
+        ("rope_theta", 0.0),
+        ("rope_theta", "1e4"),
+        ("rms_norm_eps", -1e-5),
+        ("initializer_range", float("inf")),
+        ("max_position_embeddings", 0),
+        ("block_width", 0),
+        ("train_blocks", -1),
+        ("target_num_hidden_layers", 0),
+        ("vocab_coverage", 1.5),
+        ("tap_layers", (1, 1, 2)),
+        ("tap_layers", (-2, 1)),
+        ("tap_layers", (1.0, 2)),
     ],
 )
 def test_values_out_of_range_are_named(field: str, value: object) -> None:

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specblock_zoo.errors import VocabularyMismatchError, WeightsMismatchError
+from specblock_zoo.models import decoder
 from specblock_zoo.models.specblock import SpecBlockDrafter
-from specblock_zoo.models.specblock import modeling_specblock as modeling
 from specblock_zoo.models.specblock.dense import dense_blocks
 from specblock_zoo.structures import BranchMemory, ContextOutput, KeyValues
 from tests.support.drafters import DRAFT_VOCAB, HIDDEN, VOCAB, WIDTH, tiny_drafter
@@ -57,7 +57,7 @@ def test_first_block_equals_dense_reference_however_the_context_came(variant, en
 def test_long_extensions_take_another_kernel_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = tiny_drafter(context_slots=2)
     expected, _ = extend_in_pieces(drafter, [3, 9])
-    monkeypatch.setattr(modeling, "LONG_EXTENSION", 0)
+    monkeypatch.setattr(decoder, "LONG_EXTENSION", 0)
     found, _ = extend_in_pieces(drafter, [3, 9])
     torch.testing.assert_close(found.block.logits, expected.block.logits, **CLOSE)
 

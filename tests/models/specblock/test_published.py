@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specblock_zoo.errors import UnsupportedOptionError, VocabularyMismatchError, WeightsMismatchError
+from specblock_zoo.errors import VocabularyMismatchError, WeightsMismatchError
 from specblock_zoo.models.specblock import SpecBlockDrafter, published
 from tests.support.drafters import tiny_drafter
 
@@ -82,14 +82,6 @@ def test_the_dtype_is_the_files_unless_another_is_asked_for(tmp_path: Path, dtyp
     assert drafter.dtype == expected
     assert drafter.d2t.dtype == torch.int64
     assert not drafter.training
-
-
-def test_a_device_map_names_one_device() -> None:
-    assert published.one_device(None) == published.one_device({"": "cpu"}) == torch.device("cpu")
-    assert published.one_device("meta") == torch.device("meta")
-    for spread in ({"a": "cpu", "b": "meta"}, "balanced"):
-        with pytest.raises(UnsupportedOptionError, match="spreads"):
-            published.one_device(spread)
 
 
 def test_no_weight_is_initialised_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

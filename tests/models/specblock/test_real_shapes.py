@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specblock_zoo.models.folders import Shapes
+from specblock_zoo.models.pretrained import shapes_of, skeleton
 from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter, published
 from tests.support import REPOSITORY
 
@@ -64,9 +65,9 @@ def test_published_8b_configurations_have_exactly_these_tensors(name: str, fixtu
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert published.is_published(tmp_path)
     read = published.read_config(tmp_path)
-    drafter = published.skeleton(SpecBlockDrafter, read)
+    drafter = skeleton(SpecBlockDrafter, read)
     assert {tensor.device for tensor in drafter.state_dict().values()} == {torch.device("meta")}
-    assert published.shapes_of(drafter) == expected(read)
+    assert shapes_of(drafter) == expected(read)
     assert parameters(drafter) == PARAMETERS[name]
 
 
@@ -74,8 +75,8 @@ def test_the_32b_recipe_keeps_the_targets_head_size() -> None:
     folder = REPOSITORY / "zoo" / "specblock-qwen3-32b.k4m2-recipe"
     config = SpecBlockConfig.from_pretrained(folder)
     assert (config.head_dim, config.hidden_size // config.num_attention_heads) == (128, 80)
-    drafter = published.skeleton(SpecBlockDrafter, config)
-    shapes = published.shapes_of(drafter)
+    drafter = skeleton(SpecBlockDrafter, config)
+    shapes = shapes_of(drafter)
     assert shapes == expected(config)
     assert shapes["layers.0.self_attn.q_proj.weight"] == (8192, 5120)
     assert config.tap_layers == [1, 31, 60]

@@ -9,10 +9,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specblock_zoo.errors import UnsupportedOptionError
+from specblock_zoo.functional.buckets import NUM_BUCKETS
 from specblock_zoo.functional.vocab import check_vocab_map
 from specblock_zoo.models.folders import check_shapes, fresh_folder, read_tensors
+from specblock_zoo.models.pretrained import shapes_of, skeleton
 from specblock_zoo.models.specblock import published
-from specblock_zoo.models.specblock.configuration_specblock import NUM_BUCKETS, SpecBlockConfig
+from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
 from specblock_zoo.models.specblock.modeling_specblock import SpecBlockDrafter
 from specblock_zoo.structures import default_tap_layers
 
@@ -32,7 +34,7 @@ def read_published(folder: Path) -> Drafted:
     """Configuration and tensors of a published folder, checked both ways.
 
     Raises:
-        WeightsMismatchError, VocabularyMismatchError: as `published.load`.
+        WeightsMismatchError, VocabularyMismatchError: as `pretrained.load_published`.
     """
     return _checked(published.read_config(folder), published.read_weights(folder), folder)
 
@@ -44,7 +46,7 @@ def read_native(folder: Path) -> Drafted:
 
 
 def _checked(config: SpecBlockConfig, weights: dict[str, Tensor], folder: Path) -> Drafted:
-    expected = published.shapes_of(published.skeleton(SpecBlockDrafter, config))
+    expected = shapes_of(skeleton(SpecBlockDrafter, config))
     check_shapes(expected, {name: tuple(tensor.shape) for name, tensor in weights.items()}, folder)
     check_vocab_map(weights["d2t"], weights["t2d"], config.vocab_size)
     return config, weights

@@ -6,31 +6,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from specblock_zoo.errors import WeightsMismatchError
-from specblock_zoo.functional.vocab import check_vocab_map, draft_to_target
-from specblock_zoo.models.base import Drafter
-from specblock_zoo.models.decoder import (
-    DecoderLayer,
-    Mix,
-    RMSNorm,
-    inverse_frequencies,
-    masked_attention,
-    rotary,
-    split_attention,
-)
-from specblock_zoo.models.folders import check_shapes, read_shapes
-from specblock_zoo.models.source import folder_of
-from specblock_zoo.models.specblock.configuration_specblock import NUM_BUCKETS, SpecBlockConfig
+from specblock_zoo.functional.buckets import NUM_BUCKETS
+from specblock_zoo.models.decoder import DecoderLayer, Mix, RMSNorm, extend_attention, remember, split_attention
+from specblock_zoo.models.pretrained import PretrainedDrafter
+from specblock_zoo.models.specblock import published as authors_format
+from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
 from specblock_zoo.models.specblock.rank_head import RankHead
 from specblock_zoo.structures import BranchMemory, BranchOutput, ContextOutput, DraftBlock, KeyValues
 
 Predecessor = Callable[[int, Tensor], Tensor]
 """(layer, its input states) -> state of the slot before, same shape; slot 0 is its own predecessor."""
-
-LONG_EXTENSION = 64
-"""Queries from which fused attention beats plain matmuls on a CPU."""
 
 
 class InputLayer(nn.Module):
@@ -64,20 +50,16 @@ class InputLayer(nn.Module):
         return F.linear(self.query_norm(self.position_queries.weight), self.fuse.weight[:, -hidden:])
 
 
-class SpecBlockDrafter(PreTrainedModel, Drafter):
+class SpecBlockDrafter(PretrainedDrafter):
     """Drafter of K slots per block over a reduced vocabulary.
 
     Shapes: B sequences, n new positions, K = `block_width` slots, c = `context_slots`, R start nodes, D draft tokens.
     """
 
     config_class = SpecBlockConfig
-    base_model_prefix = ""
-    main_input_name = "tokens"
-    _supports_sdpa = True
+    published = authors_format
 
     config: SpecBlockConfig
-    d2t: Tensor
-    t2d: Tensor
 
     def __init__(self, config: SpecBlockConfig) -> None:
         super().__init__(config)
@@ -92,8 +74,7 @@ class SpecBlockDrafter(PreTrainedModel, Drafter):
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         self.rank_head = RankHead(hidden, config.rank_hidden_size, NUM_BUCKETS)
-        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-        self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
+        self.add_vocabulary()
         self.post_init()
 
     @torch.no_grad()
@@ -108,70 +89,12 @@ class SpecBlockDrafter(PreTrainedModel, Drafter):
             for weight in self.shift_proj.parameters():
                 weight.copy_(torch.eye(*weight.shape, device=weight.device))
 
-    @classmethod
-    def from_pretrained(  # type: ignore[override]  # transformers lists its keywords, we hand them through
-        cls, folder: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Loads a drafter by zoo name, Hub repository or folder (ours, or the authors' published format), strictly.
-
-        Args:
-            folder: zoo name (the tag may be left out), `org/name` on the Hub, or a path.
-            kwargs: as in transformers, `revision`, `token`, `cache_dir`, `local_files_only`, `force_download`, `dtype`
-                and `device_map` among them. Safetensors only.
-
-        Raises:
-            UnknownNameError: there is no such name, repository or folder, or it holds no drafter.
-            WeightsMismatchError: tensors are missing, extra, not numbers or of another shape, or a file is not what the
-                zoo entry says.
-            VocabularyMismatchError: the vocabulary map contradicts itself.
-            AccessError, HubError: the repository may not be read, or the Hub cannot be reached.
-        """
-        from specblock_zoo.models.specblock import published
-
-        place = folder_of(folder, kwargs)
-        wants_info = kwargs.pop("output_loading_info", False)
-        if published.is_published(place):
-            drafter = published.load(cls, place, kwargs.get("dtype"), kwargs.get("device_map"))
-            info: dict[str, Any] = {}
-        else:
-            files = place / kwargs.get("subfolder", "")
-            config = kwargs.get("config") or cls.config_class.from_pretrained(files)
-            check_shapes(published.shapes_of(published.skeleton(cls, config)), read_shapes(files), files)
-            # Mismatched shapes are reported, and refused below by name; transformers' own error names none.
-            fixed = {"ignore_mismatched_sizes": True, "output_loading_info": True, "use_safetensors": True}
-            loaded: Any = super().from_pretrained(place, *args, **{**kwargs, **fixed})
-            drafter, info = loaded
-            check_loading(str(folder), info)
-            check_vocab_map(drafter.d2t, drafter.t2d, drafter.config.vocab_size)
-        check_numbers(str(folder), drafter)
-        drafter.name_or_path = str(folder)
-        return (drafter, info) if wants_info else drafter
-
-    def target_tokens(self, draft_ids: Tensor) -> Tensor:
-        """Draft-vocabulary ids -> target ids, any shape, int64."""
-        return draft_ids + self.d2t[draft_ids]
-
-    @property
-    def draft_tokens(self) -> Tensor:
-        """Target id of every draft id, int64 `[draft_vocab]`."""
-        return draft_to_target(self.d2t)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Target-vocabulary ids -> the target's (borrowed) embeddings in the drafter's dtype, `[..., hidden]`."""
-        return F.embedding(tokens, self.embedding).to(self.dtype)
-
     def condition(self, features: Tensor) -> Tensor:
         """Target features `[..., taps*target_hidden]` -> conditions of first blocks `[..., hidden]`.
 
         Later blocks are conditioned on the drafter's own states and skip this projection.
         """
         return self.input_layer.condition_proj(features.to(self.dtype))
-
-    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary tables at integer positions `[rows, length]`."""
-        scaling = tuple(sorted((self.config.rope_scaling or {}).items()))
-        frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta, scaling, positions.device)
-        return rotary(positions, frequencies, self.dtype)
 
     def slot_positions(self, positions: Tensor, depths: Tensor) -> Tensor:
         """Rotary position of each slot, `[..., K]`: pair index + 1 + slot, plus the start depth if so configured."""
@@ -274,30 +197,6 @@ class SpecBlockDrafter(PreTrainedModel, Drafter):
         return BranchOutput(DraftBlock(hidden, *self.heads(hidden)), tuple(recorded))
 
 
-def remember(store: list[KeyValues], keys: Tensor, values: Tensor) -> KeyValues:
-    """Appends a layer's keys and values to `store` and returns them."""
-    store.append(KeyValues(keys, values))
-    return store[-1]
-
-
-def extend_attention(query: Tensor, new: KeyValues, past: KeyValues | None, past_mask: Tensor | None) -> Tensor:
-    """Causal attention of n new tokens `[B, heads, n, head_dim]` over the past rows and themselves."""
-    batch, length = query.shape[0], query.shape[2]
-    if past is None or past.keys.shape[2] == 0:
-        return masked_attention(query, new, None)
-    causal = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-    if length < LONG_EXTENSION:
-        visible = None if past_mask is None else past_mask[:, None, :]
-        own = KeyValues(new.keys[:, None], new.values[:, None])
-        return split_attention(query[:, None], past, own, visible, causal[None, None])[:, 0]
-    seen = (
-        torch.ones(batch, past.keys.shape[2], dtype=torch.bool, device=query.device) if past_mask is None else past_mask
-    )
-    mask = torch.cat((seen[:, None, :].expand(batch, length, -1), causal.expand(batch, length, length)), dim=-1)
-    everything = KeyValues(torch.cat((past.keys, new.keys), 2), torch.cat((past.values, new.values), 2))
-    return masked_attention(query, everything, mask[:, None])
-
-
 def slot_order(count: int, width: int, kept: int) -> Tensor:
     """Which of the `count * width` slots `extend` runs, in causal order: all positions' kept ones, the last's rest."""
     every = torch.arange(count * width).view(count, width)
@@ -309,26 +208,3 @@ def predecessors(count: int, width: int, kept: int) -> Tensor:
     index = torch.arange(count * kept + width - kept)
     first_slots = (index < count * kept) & (index % kept == 0)
     return torch.where(first_slots, index, index - 1)
-
-
-def check_loading(folder: str, info: dict[str, Any]) -> None:
-    """Raises `WeightsMismatchError` naming every tensor that is missing, extra or of another shape."""
-    faults = {
-        name: sorted(map(str, info.get(name) or ())) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")
-    }
-    found = [f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys]
-    if found:
-        raise WeightsMismatchError(
-            f"The weights in {folder} are not this drafter's: {'; '.join(found)}.",
-            "Check that config.json and model.safetensors come from the same training run.",
-        )
-
-
-def check_numbers(folder: str, drafter: nn.Module) -> None:
-    """Raises `WeightsMismatchError` naming tensors with NaN: they were never written, or training diverged."""
-    broken = [name for name, value in drafter.named_parameters() if not value.is_meta and bool(value.isnan().any())]
-    if broken:
-        raise WeightsMismatchError(
-            f"The weights in {folder} hold NaN in {', '.join(broken)}; expected numbers.",
-            "Take an earlier checkpoint, or fetch the weights again.",
-        )

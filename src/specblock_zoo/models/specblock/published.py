@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specblock_zoo.errors import UnsupportedOptionError, VocabularyMismatchError
-from specblock_zoo.functional.vocab import check_vocab_map
-from specblock_zoo.models.folders import Shapes, check_shapes, read_tensors
+from specblock_zoo.errors import VocabularyMismatchError
+from specblock_zoo.models.folders import read_tensors
 from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
 
 ARCHITECTURES = ("LlamaForCausalLMSpecBlock", "LlamaForCausalLMSpecBlockShift")
@@ -97,48 +96,3 @@ def strip_prefix(name: str) -> str:
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     return name
-
-
-def skeleton(cls: Any, config: SpecBlockConfig) -> Any:
-    """A drafter of class `cls` on the meta device: every name and shape, no memory."""
-    with torch.device("meta"):
-        return cls(config)
-
-
-def shapes_of(drafter: Any) -> Shapes:
-    """Name -> shape of everything a weight file must hold."""
-    return {name: tuple(tensor.shape) for name, tensor in drafter.state_dict().items()}
-
-
-def load(cls: Any, folder: Any, dtype: torch.dtype | str | None = None, device_map: Any = None) -> Any:
-    """Builds a drafter from a published folder; no tensor is initialised, each one comes from the file.
-
-    Args:
-        dtype: of the weights; None or `auto` keeps the file's.
-        device_map: one device for the whole drafter.
-
-    Raises:
-        WeightsMismatchError: tensors are missing, extra or of another shape.
-        UnsupportedOptionError: `device_map` spreads the drafter over several devices.
-    """
-    folder = Path(str(folder))
-    drafter, weights = skeleton(cls, read_config(folder)), read_weights(folder)
-    check_shapes(shapes_of(drafter), {name: tuple(tensor.shape) for name, tensor in weights.items()}, folder)
-    drafter.load_state_dict(weights, assign=True)
-    check_vocab_map(drafter.d2t, drafter.t2d, drafter.config.vocab_size)
-    named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    return drafter.to(named or weights["lm_head.weight"].dtype).to(one_device(device_map)).eval()
-
-
-def one_device(device_map: Any) -> torch.device:
-    """The device that a `device_map` names for everything."""
-    places = set(device_map.values()) if isinstance(device_map, dict) else {device_map or "cpu"}
-    if len(places) != 1 or places & {"balanced", "balanced_low_0", "sequential"}:
-        raise UnsupportedOptionError(
-            f"device_map {device_map!r} spreads a published drafter over devices; it is loaded whole.",
-            "Name one device, e.g. device_map='cuda:0', or convert it first: specblock convert published FOLDER OUT.",
-        )
-    place = places.pop()
-    if place == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(place)

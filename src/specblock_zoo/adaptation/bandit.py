@@ -1,0 +1,397 @@
+"""When to update the drafter: a pure state machine over measured throughput. No torch, no clock, no hidden randomness.
+
+Events go in, decisions come out; the same state, event and settings give the same result, and a state is JSON.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from statistics import fmean
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from specblock_zoo.errors import ConfigurationError
+
+
+class Action(StrEnum):
+    """What to do after a query."""
+
+    SKIP = "skip"
+    HEAD = "head"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class BanditSettings:
+    """When updates are tried, measured, repeated and taken back. Counts are queries unless they say otherwise.
+
+    Attributes:
+        policy: `bandit` weighs gain against cost; `always` updates whenever a buffer is full; `never` only measures.
+        actions: the updates it may choose from.
+        warm_up: no update in the first queries.
+        cold_start: updates with exploration.
+        epsilon: probability of exploring at the first and at the last of them, falling linearly between.
+        cool_down: after an update the next ones cannot trigger.
+        window: measured before and after an update, N.
+        horizon: over which the cost of an update is spread; also the time without one after which the best is tried
+            again.
+        ewma: weight of the newest reward in a predicted gain, 0..1.
+        min_trigger: rejected positions outside the tree below which a reward is not believed (the s_trig gate).
+        revert_after: windows in a row with a falling accepted length that take the weights back.
+        explore_share: share of the served time that updates without a predicted gain may cost, 0..1 (ours).
+        shift_z: standard errors by which the accepted length of a window must fall to forget all gains (ours).
+    """
+
+    policy: Literal["bandit", "always", "never"] = "bandit"
+    actions: tuple[Action, ...] = (Action.HEAD, Action.FULL)
+    warm_up: int = 10
+    cold_start: int = 8
+    epsilon: tuple[float, float] = (0.30, 0.10)
+    cool_down: int = 2
+    window: int = 8
+    horizon: int = 200
+    ewma: float = 0.3
+    min_trigger: int = 5
+    revert_after: int = 3
+    explore_share: float = 0.01
+    shift_z: float = 4.0
+
+    def __post_init__(self) -> None:
+        counts = ("window", "horizon", "revert_after")
+        wrong = [f"{name} = {getattr(self, name)} (at least 1)" for name in counts if getattr(self, name) < 1]
+        shares = {"ewma": self.ewma, "epsilon": min(self.epsilon), "explore_share": self.explore_share}
+        shares["epsilon "] = max(self.epsilon)
+        wrong += [f"{name.strip()} = {value} (0..1)" for name, value in shares.items() if not 0 <= value <= 1]
+        if Action.SKIP in self.actions or not self.actions:
+            wrong.append(f"actions = {[str(action) for action in self.actions]} (head, full, or both)")
+        if wrong:
+            raise ConfigurationError(f"The bandit cannot work with {'; '.join(wrong)}.", "Correct the settings.")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one query says about throughput.
+
+    Attributes:
+        log_rate: log of committed tokens per second, update work left out.
+        difficulty: mean of -log of the target's own best probability, nats. The text does not depend on the drafter,
+            so no update can change it: it tells traffic from action.
+        tau: committed tokens per round.
+    """
+
+    log_rate: float
+    difficulty: float
+    tau: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every number is one."""
+        return all(map(math.isfinite, (self.log_rate, self.difficulty, self.tau)))
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A query has ended.
+
+    Attributes:
+        sample: of its rounds.
+        seconds: its whole wall time without update work.
+        trigger: buffered rejected positions whose target token was outside the tree, since the last update.
+        ready: updates whose buffer is full.
+        draws: two uniform numbers in [0, 1): whether to explore, and what.
+    """
+
+    sample: Sample
+    seconds: float
+    trigger: int = 0
+    ready: tuple[Action, ...] = ()
+    draws: tuple[float, float] = (1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Synced:
+    """New weights serve; `seconds` is what the update took from serving."""
+
+    action: Action
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """An update failed and left everything as it was; `seconds` were lost on it."""
+
+    action: Action
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """By hand: no updates from now on, or again."""
+
+    frozen: bool
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """The last good weights serve again."""
+
+
+Event = Answered | Synced | Dropped | Frozen | RolledBack
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A window that is open after an update: the samples before and so far."""
+
+    action: Action
+    seconds: float
+    trigger: int
+    before: tuple[Sample, ...]
+    after: tuple[Sample, ...] = ()
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Running means, variances and covariance of two numbers; the newest counts 1 / min(count, memory)."""
+
+    count: int = 0
+    mean_x: float = 0.0
+    mean_y: float = 0.0
+    var_x: float = 0.0
+    var_y: float = 0.0
+    cov: float = 0.0
+
+    def add(self, x: float, y: float, memory: int) -> "Moments":
+        """The moments with one more pair."""
+        count = self.count + 1
+        share = 1 / min(count, memory)
+        dx, dy, rest = x - self.mean_x, y - self.mean_y, 1 - share
+        return Moments(
+            count,
+            self.mean_x + share * dx,
+            self.mean_y + share * dy,
+            rest * (self.var_x + share * dx * dx),
+            rest * (self.var_y + share * dy * dy),
+            rest * (self.cov + share * dx * dy),
+        )
+
+
+@dataclass(frozen=True)
+class BanditState:
+    """Everything the bandit remembers; bounded.
+
+    Attributes:
+        queries: answered so far.
+        events: updates synced since the start or the last shift.
+        since_event: queries since the last update.
+        cool_down: queries that cannot trigger yet.
+        pending: the update at work; `trigger` is its s_trig.
+        measurement: the open window.
+        recent: the newest samples, one window's.
+        gains: predicted gain in log throughput of each measured action.
+        costs: seconds of each action's latest update.
+        served, spent: seconds of all queries and of all updates.
+        slope: of log rate on difficulty (x = difficulty, y = log rate).
+        lengths: accepted length over the long run (x = y = tau).
+        declines: windows in a row with a falling accepted length.
+    """
+
+    queries: int = 0
+    events: int = 0
+    since_event: int = 0
+    cool_down: int = 0
+    frozen: bool = False
+    pending: Action | None = None
+    trigger: int = 0
+    measurement: Measurement | None = None
+    recent: tuple[Sample, ...] = ()
+    gains: dict[Action, float] = field(default_factory=dict)
+    costs: dict[Action, float] = field(default_factory=dict)
+    served: float = 0.0
+    spent: float = 0.0
+    slope: Moments = Moments()
+    lengths: Moments = Moments()
+    declines: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the session has to do now.
+
+    Attributes:
+        action: update to start, or skip.
+        reason: why, in a word or two; goes into records.
+        keep: the serving weights are the last good ones from now on.
+        revert: the last good weights must serve again.
+        reward: of the window that has just closed.
+    """
+
+    action: Action = Action.SKIP
+    reason: str = ""
+    keep: bool = False
+    revert: bool = False
+    reward: float | None = None
+
+
+_STATE = TypeAdapter(BanditState)
+
+
+def to_json(state: BanditState) -> str:
+    """The state as JSON."""
+    return _STATE.dump_json(state).decode()
+
+
+def from_json(text: str) -> BanditState:
+    """The state from `to_json`'s text. Raises `pydantic.ValidationError` for anything else."""
+    return _STATE.validate_json(text)
+
+
+def step(settings: BanditSettings, state: BanditState, event: Event) -> tuple[BanditState, Decision]:
+    """The state after an event, and what to do now."""
+    if isinstance(event, Answered):
+        return _answered(settings, state, event)
+    if isinstance(event, Synced):
+        return _synced(settings, state, event), Decision(reason="synced")
+    if isinstance(event, Dropped):
+        lost = replace(state, pending=None, cool_down=settings.cool_down, spent=state.spent + event.seconds)
+        return lost, Decision(reason="dropped")
+    if isinstance(event, Frozen):
+        return replace(state, frozen=event.frozen), Decision(reason="frozen" if event.frozen else "thawed")
+    back = replace(state, measurement=None, pending=None, declines=0, cool_down=settings.cool_down)
+    return back, Decision(reason="rolled back")
+
+
+def _synced(settings: BanditSettings, state: BanditState, event: Synced) -> BanditState:
+    return replace(
+        state,
+        pending=None,
+        events=state.events + 1,
+        since_event=0,
+        cool_down=settings.cool_down,
+        costs={**state.costs, event.action: event.seconds},
+        spent=state.spent + event.seconds,
+        measurement=Measurement(event.action, event.seconds, state.trigger, state.recent) if state.recent else None,
+    )
+
+
+def _answered(settings: BanditSettings, state: BanditState, event: Answered) -> tuple[BanditState, Decision]:
+    blocked, sample = state.cool_down > 0, event.sample
+    state = replace(
+        state,
+        queries=state.queries + 1,
+        since_event=state.since_event + 1,
+        cool_down=max(0, state.cool_down - 1),
+        served=state.served + max(0.0, event.seconds),
+    )
+    closed = Decision()
+    if sample.is_finite:
+        state, closed = _measured(settings, state, sample)
+        state = _remembered(settings, state, sample)
+        state = _after_shift(settings, state)
+    action, reason = _choose(settings, state, event, blocked)
+    if closed.revert:
+        action, reason = Action.SKIP, "revert"
+    if action is not Action.SKIP:
+        state = replace(state, pending=action, trigger=event.trigger)
+    return state, replace(closed, action=action, reason=reason)
+
+
+def _remembered(settings: BanditSettings, state: BanditState, sample: Sample) -> BanditState:
+    return replace(
+        state,
+        recent=(*state.recent, sample)[-settings.window :],
+        slope=state.slope.add(sample.difficulty, sample.log_rate, settings.horizon),
+        lengths=state.lengths.add(sample.tau, sample.tau, settings.horizon),
+    )
+
+
+def _measured(settings: BanditSettings, state: BanditState, sample: Sample) -> tuple[BanditState, Decision]:
+    """Adds a sample to the open window, and draws the conclusions of a full one."""
+    window = state.measurement
+    if window is None:
+        return state, Decision()
+    window = replace(window, after=(*window.after, sample))
+    if len(window.after) < settings.window:
+        return replace(state, measurement=window), Decision()
+    reward = reward_of(settings, state, window)
+    gains = dict(state.gains)
+    if window.trigger >= settings.min_trigger:
+        before = gains.get(window.action)
+        gains[window.action] = reward if before is None else before + settings.ewma * (reward - before)
+    falling = fmean([each.tau for each in window.after]) < fmean([each.tau for each in window.before])
+    declines = state.declines + 1 if falling else 0
+    revert = declines >= settings.revert_after
+    state = replace(state, measurement=None, gains=gains, declines=0 if revert else declines)
+    return state, Decision(keep=not falling, revert=revert, reward=reward)
+
+
+def reward_of(settings: BanditSettings, state: BanditState, window: Measurement) -> float:
+    """Gain in log throughput that the traffic does not explain, less the update's cost spread over the horizon."""
+    gained = fmean([each.log_rate for each in window.after]) - fmean([each.log_rate for each in window.before])
+    harder = fmean([each.difficulty for each in window.after]) - fmean([each.difficulty for each in window.before])
+    query = state.served / max(1, state.queries)
+    cost = window.seconds / (settings.horizon * query) if query > 0 else 0.0
+    return gained - _slope(settings, state.slope) * harder - cost
+
+
+def _slope(settings: BanditSettings, moments: Moments) -> float:
+    if moments.count < 2 * settings.window or moments.var_x <= 1e-12:
+        return 0.0
+    return moments.cov / moments.var_x
+
+
+def _after_shift(settings: BanditSettings, state: BanditState) -> BanditState:
+    """Forgets gains once the accepted length has fallen too far to be chance: they were another traffic's."""
+    long, recent = state.lengths, state.recent
+    if len(recent) < settings.window or long.count < 4 * settings.window:
+        return state
+    error = math.sqrt(max(long.var_x, 1e-12) / settings.window)
+    if fmean([each.tau for each in recent]) > long.mean_x - settings.shift_z * error:
+        return state
+    return replace(state, events=0, gains={}, lengths=Moments(), declines=0)
+
+
+def _choose(settings: BanditSettings, state: BanditState, event: Answered, blocked: bool) -> tuple[Action, str]:
+    ready = [action for action in settings.actions if action in event.ready]
+    idle = (
+        (settings.policy == "never", "never"),
+        (state.frozen, "frozen"),
+        (state.pending is not None, "updating"),
+        (not ready, "filling"),
+        (settings.policy == "bandit" and state.queries <= settings.warm_up, "warm-up"),
+        (settings.policy == "bandit" and blocked, "cool-down"),
+        (settings.policy == "bandit" and state.measurement is not None, "measuring"),
+    )
+    for applies, reason in idle:
+        if applies:
+            return Action.SKIP, reason
+    if settings.policy == "always":
+        return max(ready, key=lambda action: action is Action.FULL), "always"
+    if state.events < settings.cold_start and event.draws[0] < epsilon_at(settings, state.events):
+        return _affordable(settings, state, ready[int(event.draws[1] * len(ready))], "explore")
+    unmeasured = [action for action in ready if action not in state.gains]
+    if unmeasured:
+        return _affordable(settings, state, unmeasured[0], "unmeasured")
+    best = max(ready, key=lambda action: state.gains[action])
+    if state.gains[best] > 0:
+        return best, "gain"
+    if state.since_event >= settings.horizon:
+        return _affordable(settings, state, best, "recheck")
+    return Action.SKIP, "no gain"
+
+
+def _affordable(settings: BanditSettings, state: BanditState, action: Action, reason: str) -> tuple[Action, str]:
+    # Without a predicted gain an update is an expense; a first one costs nobody knows what, and is tried.
+    expected = state.costs.get(action)
+    if expected is None or state.spent + expected <= settings.explore_share * state.served:
+        return action, reason
+    return Action.SKIP, "budget"
+
+
+def epsilon_at(settings: BanditSettings, events: int) -> float:
+    """Probability of exploring after `events` updates; 0 once the cold start is over."""
+    if events >= settings.cold_start:
+        return 0.0
+    first, last = settings.epsilon
+    return first + (last - first) * events / max(1, settings.cold_start - 1)

@@ -1,0 +1,83 @@
+"""Everything an adapting drafter knows, to and from disk."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from specblock_zoo.adaptation.bandit import BanditState
+from specblock_zoo.adaptation.storage import (
+    current_version,
+    flat_optimizer,
+    load_flat_optimizer,
+    new_version,
+    read_file,
+    write_tensors,
+)
+from specblock_zoo.errors import WeightsMismatchError
+from specblock_zoo.models.folders import check_shapes, read_tensors
+
+if TYPE_CHECKING:
+    from specblock_zoo.adaptation.session import AdaptiveDrafter
+
+DRAFTER, GOOD, OPTIMIZER, STATE = "drafter", "good.safetensors", "optimizer.safetensors", "state.json"
+BUFFERS = {"head_buffer": "head_buffer.safetensors", "text_buffer": "text_buffer.safetensors"}
+
+
+class Saved(BaseModel):
+    """What is no tensor."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    bandit: BanditState
+    trigger: int
+    updates: int
+
+
+def save(adaptive: "AdaptiveDrafter", folder: Path) -> None:
+    """Writes a version of the state; `drafter` in it is a drafter's folder like any other.
+
+    Raises:
+        OSError: the disk is full or cannot be written; the version before stays current.
+    """
+    updater = adaptive.updater
+    with new_version(folder) as scratch:
+        updater.shadow.save_pretrained(scratch / DRAFTER)
+        write_tensors(scratch / GOOD, dict(updater.good.named_parameters()))
+        optimizers = [flat_optimizer(optimizer, action) for action, optimizer in updater.optimizers.items()]
+        write_tensors(scratch / OPTIMIZER, {name: tensor for each in optimizers for name, tensor in each.items()})
+        for name, file in BUFFERS.items():
+            write_tensors(scratch / file, getattr(adaptive, name).state())
+        saved = Saved(bandit=adaptive.bandit, trigger=adaptive.trigger, updates=updater.updates)
+        (scratch / STATE).write_text(saved.model_dump_json())
+
+
+def restore(adaptive: "AdaptiveDrafter", folder: Path) -> None:
+    """Reads the current version into the training side of `adaptive`; nothing changes if a file is wrong.
+
+    Raises:
+        ConfigurationError: nothing was saved there.
+        WeightsMismatchError: it is another drafter's, or not whole.
+    """
+    version, updater = current_version(folder), adaptive.updater
+    weights, good = read_tensors(version / DRAFTER), read_file(version / GOOD)
+    check_shapes(shapes(updater.shadow.state_dict()), shapes(weights), version / DRAFTER)
+    check_shapes(shapes(dict(updater.good.named_parameters())), shapes(good), version / GOOD)
+    optimizer, buffers = read_file(version / OPTIMIZER), {n: read_file(version / f) for n, f in BUFFERS.items()}
+    try:
+        saved = Saved.model_validate_json((version / STATE).read_bytes())
+    except (ValidationError, OSError) as cause:
+        raise WeightsMismatchError(f"{version / STATE} is not a saved state ({cause}).", "Use another save.") from cause
+    updater.shadow.load_state_dict(weights)
+    updater.good.load_state_dict(good, strict=False)
+    for action, each in updater.optimizers.items():
+        load_flat_optimizer(each, optimizer, action)
+    for name, tensors in buffers.items():
+        getattr(adaptive, name).load(tensors)
+    adaptive.bandit, adaptive.trigger, updater.updates = saved.bandit, saved.trigger, saved.updates
+
+
+def shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -1,0 +1,284 @@
+"""Train a shadow of the serving drafter on the buffers; the last good weights are reference and way back."""
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specblock_zoo.adaptation.bandit import Action
+from specblock_zoo.adaptation.buffers import HeadRows, TextRows, TopRows
+from specblock_zoo.data.layout import TAIL_MASS, TOP_IDS, TOP_LOG_PROBS
+from specblock_zoo.functional.buckets import rank_of, rank_to_bucket
+from specblock_zoo.functional.losses import bucket_cross_entropy, cross_entropy
+from specblock_zoo.functional.vocab import target_to_draft
+from specblock_zoo.inference.prepack import optimize_for_cpu
+from specblock_zoo.models.specblock import SpecBlockDrafter
+from specblock_zoo.training.rollout import RolloutSettings
+from specblock_zoo.training.specblock import rollout
+from specblock_zoo.training.teachers import TopTeacher
+
+HEADS = ("lm_head", "rank_head")
+"""What a head update trains: they read cached states, so no decoder backward is needed."""
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """How an update trains.
+
+    Attributes:
+        beta: weight of KL(reference draft || draft) beside KL(target || draft).
+        rank_weight: weight of the rank loss.
+        head_learning_rate, full_learning_rate: of AdamW.
+        head_epochs, head_batch: passes over the buffered slots, and slots per step.
+        full_epochs, full_batch: passes over the buffered texts, and texts per step.
+        clip: largest norm of a gradient.
+        block_sampling: see `RolloutSettings`; default a quarter for each block after the first that the drafter drafts.
+        seed: of the order of rows and texts.
+    """
+
+    beta: float = 0.1
+    rank_weight: float = 1.0
+    head_learning_rate: float = 1e-4
+    full_learning_rate: float = 3e-5
+    head_epochs: int = 2
+    head_batch: int = 128
+    full_epochs: int = 1
+    full_batch: int = 4
+    clip: float = 1.0
+    block_sampling: tuple[float, ...] | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update gives: modules by name, ready to serve, and its first and last loss in nats."""
+
+    action: Action
+    modules: dict[str, nn.Module]
+    first_loss: float
+    last_loss: float
+    seconds: float
+
+
+def plain_copy(drafter: SpecBlockDrafter, dtype: torch.dtype, device: torch.device) -> SpecBlockDrafter:
+    """A copy with weights of its own, without the borrowed embeddings, that takes no gradient yet."""
+    made: Any = copy.deepcopy(drafter)
+    made.last_stats = None
+    copied: SpecBlockDrafter = nn.Module.to(made, device=device, dtype=dtype).eval()
+    return copied.requires_grad_(False)
+
+
+def serving_copy(drafter: SpecBlockDrafter, prepack: bool) -> SpecBlockDrafter:
+    """A copy that serves where and as the drafter does, its weights laid out for the CPU's kernels if so wanted."""
+    copied = plain_copy(drafter, drafter.dtype, drafter.device)
+    if prepack:
+        optimize_for_cpu(copied)
+    return copied
+
+
+def with_modules(serving: SpecBlockDrafter, modules: dict[str, nn.Module]) -> SpecBlockDrafter:
+    """A drafter that shares with `serving` every module that is not replaced; `serving` stays as it is.
+
+    Queries under way go on with the drafter they began with, so no tree ever sees two sets of weights.
+    """
+    made = copy.copy(serving)
+    made._modules = {**serving._modules, **modules}
+    return made
+
+
+class Updater:
+    """Owns the shadow, its optimizers and the last good weights; used by one thread at a time.
+
+    Args:
+        drafter: the drafter as it serves now, in plain layout.
+        device: where the shadow trains; default the drafter's.
+        prepack: lay the modules it hands out for the CPU's kernels; the shadow stays plain, for packed weights take no
+            gradient.
+
+    Attributes:
+        embedding: the target's token embeddings `[vocab, hidden]`; full updates need them.
+    """
+
+    def __init__(
+        self,
+        drafter: SpecBlockDrafter,
+        settings: UpdateSettings,
+        device: torch.device | None = None,
+        prepack: bool = False,
+    ) -> None:
+        self.settings, self.prepack = settings, prepack
+        self.serving_dtype, self.serving_device = drafter.dtype, drafter.device
+        self.device = device or drafter.device
+        # Float32, whatever serves: an update is smaller than a bfloat16 step.
+        self.shadow = plain_copy(drafter, torch.float32, self.device)
+        self.good = plain_copy(drafter, torch.float32, self.device)
+        self.embedding: Tensor | None = None
+        rates = {Action.HEAD: settings.head_learning_rate, Action.FULL: settings.full_learning_rate}
+        self.optimizers = {
+            action: torch.optim.AdamW(self.trained(action).values(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+            for action, rate in rates.items()
+        }
+        self.updates = 0
+
+    def trained(self, action: Action) -> dict[str, nn.Parameter]:
+        """The parameters an action trains, by name."""
+        every = dict(self.shadow.named_parameters())
+        return every if action is Action.FULL else {n: p for n, p in every.items() if n.split(".")[0] in HEADS}
+
+    def update(self, action: Action, data: HeadRows | Sequence[TextRows]) -> Update:
+        """Trains the shadow and returns the modules that have changed; all or nothing.
+
+        Raises:
+            FloatingPointError: a loss or a weight is no finite number; the shadow is what it was before.
+        """
+        started = time.perf_counter()
+        parameters, optimizer = self.trained(action), self.optimizers[action]
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        momentum = copy.deepcopy(optimizer.state_dict())
+        try:
+            # `generate` runs without gradients.
+            with torch.inference_mode(False), torch.enable_grad():
+                losses = self._train(action, data)
+            _check_finite(losses, parameters)
+            self.shadow.requires_grad_(False)
+            modules = self.modules(HEADS if action is Action.HEAD else None)
+        except BaseException:
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(before[name])
+            optimizer.load_state_dict(momentum)
+            raise
+        finally:
+            self.shadow.requires_grad_(False)
+            optimizer.zero_grad(set_to_none=True)
+        self.updates += 1
+        return Update(action, modules, losses[0], losses[-1], time.perf_counter() - started)
+
+    def modules(self, names: Sequence[str] | None = None) -> dict[str, nn.Module]:
+        """Copies of the shadow's modules in the dtype and on the device that serve; default all of them."""
+        chosen = self.shadow._modules if names is None else {name: self.shadow._modules[name] for name in names}
+        copies = nn.ModuleDict({name: copy.deepcopy(module) for name, module in chosen.items() if module is not None})
+        copies = copies.to(self.serving_device, self.serving_dtype).eval()
+        if self.prepack:
+            optimize_for_cpu(copies)
+        return dict(copies.items())
+
+    def keep(self) -> None:
+        """The shadow's weights are the last good ones from now on."""
+        self.good.load_state_dict(self.shadow.state_dict())
+
+    def revert(self) -> dict[str, nn.Module]:
+        """The last good weights again, with fresh optimizers; returns them as `modules` does."""
+        self.shadow.load_state_dict(self.good.state_dict())
+        for optimizer in self.optimizers.values():
+            optimizer.state.clear()
+        return self.modules()
+
+    def _train(self, action: Action, data: HeadRows | Sequence[TextRows]) -> list[float]:
+        generator = torch.Generator().manual_seed(self.settings.seed + self.updates)
+        parameters, optimizer = self.trained(action), self.optimizers[action]
+        for parameter in parameters.values():
+            parameter.requires_grad_(True)
+        losses = []
+        for loss in self._head_losses(data, generator) if isinstance(data, HeadRows) else self._full(data, generator):
+            losses.append(float(loss.detach()))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters.values(), self.settings.clip, error_if_nonfinite=False)
+            optimizer.step()
+        return losses
+
+    def _head_losses(self, rows: HeadRows, generator: torch.Generator) -> Iterator[Tensor]:
+        for _ in range(self.settings.head_epochs):
+            for index in torch.randperm(len(rows), generator=generator).split(self.settings.head_batch):
+                normed = rows.normed[index].to(self.device, torch.float32)
+                target = TopRows(*(each[index].to(self.device) for each in vars(rows.target).values()))
+                yield head_loss(self.shadow, self.good, normed, target, self.settings)
+
+    def _full(self, texts: Sequence[TextRows], generator: torch.Generator) -> Iterator[Tensor]:
+        if self.embedding is not None:
+            for drafter in (self.shadow, self.good):
+                drafter.attach(self.embedding.to(self.device))
+        for _ in range(self.settings.full_epochs):
+            for index in torch.randperm(len(texts), generator=generator).split(self.settings.full_batch):
+                chosen = [texts[number] for number in index.tolist()]
+                yield full_loss(self.shadow, self.good, chosen, self.settings, generator)
+
+
+def _check_finite(losses: Sequence[float], parameters: dict[str, nn.Parameter]) -> None:
+    broken = [name for name, parameter in parameters.items() if not bool(parameter.isfinite().all())]
+    if not losses or not all(map(torch.isfinite, torch.tensor(losses))) or broken:
+        raise FloatingPointError(f"losses {losses}; not finite: {', '.join(broken) or 'a loss'}")
+
+
+def head_loss(
+    shadow: SpecBlockDrafter, good: SpecBlockDrafter, normed: Tensor, target: TopRows, settings: UpdateSettings
+) -> Tensor:
+    """Mean over slots of KL(target || draft) + beta KL(good || draft), up to what no weight changes, + the rank loss.
+
+    Args:
+        normed: what the heads read, `[n, hidden]`.
+    """
+    teacher = TopTeacher(shadow.lm_head.weight.detach(), target_to_draft(shadow.t2d))
+    every = torch.arange(len(normed), device=normed.device)
+    probs = teacher.rows(
+        {name: column[None] for name, column in target.batch().items()}, torch.zeros_like(every), every
+    )
+    with torch.no_grad():
+        reference = good.lm_head(normed).softmax(-1)
+    logits = shadow.lm_head(normed)
+    draft = cross_entropy(logits, probs(slice(None)) + settings.beta * reference)
+    ranks = shadow.rank_head.score(normed, logits, shadow.config.rank_top)
+    buckets = rank_to_bucket(rank_of(logits.detach(), target.ids[:, 0].long()))
+    return (draft + settings.rank_weight * bucket_cross_entropy(ranks, buckets)).mean()
+
+
+def full_loss(
+    shadow: SpecBlockDrafter,
+    good: SpecBlockDrafter,
+    texts: Sequence[TextRows],
+    settings: UpdateSettings,
+    generator: torch.Generator,
+) -> Tensor:
+    """The training loss on whole texts, plus beta KL(good || draft) on the block at one random position of each."""
+    batch = collated(texts, shadow.device)
+    teacher = TopTeacher(shadow.lm_head.weight.detach(), target_to_draft(shadow.t2d))
+    sampling = settings.block_sampling
+    chosen = RolloutSettings(block_sampling=(0.25,) * (shadow.config.num_blocks - 1) if sampling is None else sampling)
+    total = rollout(shadow, batch, teacher, chosen, generator).total(rank_weight=settings.rank_weight)
+    anchors = [_anchor(shadow, good, batch, row, generator) for row in range(len(texts))]
+    return total + settings.beta * torch.stack(anchors).mean()
+
+
+def _anchor(
+    shadow: SpecBlockDrafter, good: SpecBlockDrafter, batch: dict[str, Tensor], row: int, generator: torch.Generator
+) -> Tensor:
+    """Mean over a block's slots of -sum(good's probabilities * log draft probabilities)."""
+    scored = batch["loss_mask"][row].nonzero()[:, 0]
+    # The pair before the token at `end`: its block drafts the scored text.
+    end = max(1, int(scored[int(torch.randint(len(scored), (), generator=generator))]) - 1) if len(scored) else 1
+    features, tokens = batch["features"][row : row + 1, :end], batch["input_ids"][row : row + 1, 1 : end + 1]
+    positions = torch.arange(end, device=tokens.device)[None]
+    with torch.no_grad():
+        reference = good.extend(features, tokens, positions).block.logits[0].softmax(-1)
+    return cross_entropy(shadow.extend(features, tokens, positions).block.logits[0], reference).mean()
+
+
+def collated(texts: Sequence[TextRows], device: torch.device) -> dict[str, Tensor]:
+    """Texts as a batch of the training forward, padded on the right."""
+
+    def padded(tensors: Sequence[Tensor]) -> Tensor:
+        return nn.utils.rnn.pad_sequence(list(tensors), batch_first=True).to(device)
+
+    return {
+        "input_ids": padded([text.input_ids.long() for text in texts]),
+        "features": padded([text.features.float() for text in texts]),
+        "loss_mask": padded([text.loss_mask for text in texts]),
+        TOP_IDS: padded([text.target.ids.long() for text in texts]),
+        TOP_LOG_PROBS: padded([text.target.log_probs for text in texts]),
+        TAIL_MASS: padded([text.target.tail for text in texts]),
+    }

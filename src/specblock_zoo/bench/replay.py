@@ -1,0 +1,223 @@
+"""Replay a stream of prompts under several adaptation policies, interleaved; one JSON line per prompt and policy."""
+
+import hashlib
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from specblock_zoo.adaptation.session import AdaptiveDrafter
+from specblock_zoo.bench.records import Record, parse_lines
+from specblock_zoo.bench.tasks import Prompt, read_task
+from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.models.base import Drafter
+
+RECORDS, STATES, PROGRESS = "records.jsonl", "states", "progress.json"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Prompts of one task file: `task` is the file's name without `.jsonl`; `prompts` are taken evenly from it."""
+
+    task: str
+    prompts: int
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The order in which prompts arrive.
+
+    Attributes:
+        name: in the summary.
+        segments: what arrives.
+        order: `sequence` sends one segment after the other (an abrupt shift between them), `mixed` shuffles them.
+        passes: times the whole stream is sent.
+        seed: of the shuffle; each pass has its own order.
+    """
+
+    name: str = "stream"
+    segments: list[Segment] | None = None
+    order: Literal["sequence", "mixed"] = "sequence"
+    passes: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One prompt of a stream."""
+
+    number: int
+    turn: int
+    task: str
+    prompt: Prompt
+
+
+class QueryRecord(Record):
+    """One prompt answered under one policy.
+
+    Attributes:
+        stream, policy, task, id: what was asked, and of whom.
+        number: place in the stream, from 0; `turn`: pass, from 0.
+        tokens: of the answer.
+        seconds: wall time of the whole generate call, update work included.
+        update_seconds: taken from serving by updates in it.
+        rounds, committed: decode rounds and tokens they committed.
+        action, reason, reward: of the bandit; `synced`: the update that began to serve.
+        digest: of the answer's tokens, so that policies can be compared.
+    """
+
+    stream: str
+    policy: str
+    task: str
+    id: str
+    number: int
+    turn: int
+    tokens: int
+    seconds: float
+    update_seconds: float
+    rounds: int
+    committed: int
+    action: str
+    reason: str
+    reward: float | None
+    synced: str | None
+    digest: str
+
+
+def arrivals(stream: Stream, folder: Path, limit: int | None = None) -> list[Arrival]:
+    """The prompts of a stream in order.
+
+    Args:
+        folder: where the task files are.
+        limit: prompts of each segment at most.
+
+    Raises:
+        ConfigurationError: the stream is empty, or a file is absent.
+    """
+    if not stream.segments or stream.passes < 1:
+        raise ConfigurationError(
+            f"The stream {stream.name} has {len(stream.segments or ())} segments and {stream.passes} passes.",
+            "Give at least one of each.",
+        )
+    counts = [segment.prompts if limit is None else min(limit, segment.prompts) for segment in stream.segments]
+    tasks = [
+        read_task(folder / f"{segment.task}.jsonl", count)
+        for segment, count in zip(stream.segments, counts, strict=True)
+    ]
+    one_pass = [(task.name, prompt) for task in tasks for prompt in task.prompts]
+    every: list[Arrival] = []
+    for turn in range(stream.passes):
+        order = list(one_pass)
+        if stream.order == "mixed":
+            random.Random(f"{stream.seed}/{turn}").shuffle(order)
+        every += [Arrival(len(every) + place, turn, *each) for place, each in enumerate(order)]
+    return every
+
+
+Ask = Callable[[Drafter | None, Prompt], Tensor]
+"""(drafter, prompt) -> the new tokens, int64 `[tokens]`; without a drafter the target decodes alone."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A stream, the drafter that serves under each policy, and where the records go."""
+
+    stream: str
+    drafters: Mapping[str, Drafter | None]
+    ask: Ask
+    out: Path
+    save_every: int = 50
+
+    def run(self, every: Sequence[Arrival], advance: Callable[[], None] = lambda: None) -> list[QueryRecord]:
+        """Answers what is left of a stream under every policy in turn; goes on where an earlier run stopped."""
+        done = self._resume()
+        with (self.out / RECORDS).open("a", encoding="utf-8") as file:
+            for arrival in every[done:]:
+                for policy in rotated(list(self.drafters), arrival.number):
+                    record = self._answer(policy, arrival)
+                    file.write(record.model_dump_json() + "\n")
+                    advance()
+                file.flush()
+                if (arrival.number + 1) % self.save_every == 0:
+                    self._save(arrival.number + 1)
+        return list(parse_lines(self.out / RECORDS, QueryRecord))
+
+    def _answer(self, policy: str, arrival: Arrival) -> QueryRecord:
+        drafter = self.drafters[policy]
+        started = time.perf_counter()
+        tokens = self.ask(drafter, arrival.prompt)
+        seconds = time.perf_counter() - started
+        stats = drafter.last_stats if drafter is not None else None
+        report = drafter.last_report if isinstance(drafter, AdaptiveDrafter) else None
+        return QueryRecord(
+            stream=self.stream,
+            policy=policy,
+            task=arrival.task,
+            id=arrival.prompt.id,
+            number=arrival.number,
+            turn=arrival.turn,
+            tokens=len(tokens),
+            seconds=seconds,
+            update_seconds=report.update_seconds if report else 0.0,
+            rounds=stats.rounds if stats else len(tokens),
+            committed=stats.committed if stats else len(tokens),
+            action=str(report.decision.action) if report else "skip",
+            reason=report.decision.reason if report else policy,
+            reward=report.decision.reward if report else None,
+            synced=str(report.synced) if report and report.synced else None,
+            digest=hashlib.sha256(str(tokens.tolist()).encode()).hexdigest()[:16],
+        )
+
+    def _adaptive(self) -> Iterator[tuple[AdaptiveDrafter, Path]]:
+        for policy, drafter in self.drafters.items():
+            if isinstance(drafter, AdaptiveDrafter):
+                yield drafter, self.out / STATES / policy
+
+    def _save(self, done: int) -> None:
+        for drafter, folder in self._adaptive():
+            drafter.save(folder)
+        scratch = self.out / f".{PROGRESS}"
+        scratch.write_text(json.dumps({"done": done}))
+        os.replace(scratch, self.out / PROGRESS)
+
+    def _resume(self) -> int:
+        """Questions whose records and states are saved; what came after them is asked again."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        progress, records = self.out / PROGRESS, self.out / RECORDS
+        done: int = json.loads(progress.read_text())["done"] if progress.is_file() else 0
+        kept = [each for each in parse_lines(records, QueryRecord) if each.number < done] if done else []
+        records.write_text("".join(each.model_dump_json() + "\n" for each in kept))
+        if done:
+            for drafter, folder in self._adaptive():
+                drafter.restore(folder)
+        return done
+
+
+def rotated(names: list[str], number: int) -> list[str]:
+    """The names, each in turn the first, so that none is always asked with warm caches."""
+    start = number % len(names)
+    return names[start:] + names[:start]
+
+
+def asker(model: Any, encode: Callable[[str], Tensor], max_new_tokens: int) -> Ask:
+    """Greedy answers to the first turn of a prompt, with the drafter given."""
+
+    def ask(drafter: Drafter | None, prompt: Prompt) -> Tensor:
+        ids = encode(prompt.turns[0]).to(model.device)
+        ids_out: Tensor = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            assistant_model=drafter,
+        )
+        return ids_out[0, ids.shape[1] :]
+
+    return ask

@@ -1,0 +1,59 @@
+"""From a run to the `results.json` of one drafter."""
+
+from collections.abc import Callable
+
+from specblock_zoo.bench.folder import Run
+from specblock_zoo.bench.records import AnswerRecord, Results
+from specblock_zoo.bench.report import BASELINE_KINDS, PROMPT_LOOKUP_KIND, Records, summarize_run
+from specblock_zoo.errors import ConfigurationError
+
+
+def method_of(run: Run, is_drafter: Callable[[str], bool]) -> str:
+    """The first method of a run that a drafter took part in.
+
+    Args:
+        is_drafter: whether a name or folder of the run's configuration means that drafter.
+    Raises:
+        ConfigurationError: no method did.
+    """
+    for method, drafter in run.drafters.items():
+        if is_drafter(drafter):
+            return method
+    measured = ", ".join(f"{method} ({drafter})" for method, drafter in run.drafters.items()) or "none"
+    raise ConfigurationError(f"The run did not measure this drafter; it measured {measured}.", "Name one of these.")
+
+
+def behind(records: Records, method: str) -> tuple[AnswerRecord, ...]:
+    """The records that a method's results are made of: its own, and those it is compared with."""
+    kinds = (*BASELINE_KINDS, PROMPT_LOOKUP_KIND)
+    return tuple(record for record in records if record.method == method or record.kind in kinds)
+
+
+def results_of(run: Run, records: Records, method: str, drafter: str) -> Results:
+    """The results of a drafter.
+
+    Args:
+        run, records: of a run.
+        method: the method that stands for the drafter.
+        drafter: the drafter's name in the zoo.
+    Raises:
+        ConfigurationError: the method is not in the run, or nothing was measured greedily.
+    """
+    greedy = [record for record in records if record.temperature == 0]
+    sampled = [record for record in records if record.temperature == 1]
+    if not any(record.method == method for record in greedy):
+        raise ConfigurationError(
+            f"The run has no greedy records of the method {method!r}; its methods are {', '.join(run.methods)}.",
+            "Name one of them, or run it at temperature 0.",
+        )
+    overall, tasks = summarize_run(greedy, method, seed=run.provenance.seed)
+    drawn = any(record.method == method for record in sampled)
+    return Results(
+        drafter=drafter,
+        target=run.target,
+        provenance=run.provenance,
+        overall=overall,
+        tasks=tasks,
+        sampled=summarize_run(sampled, method, seed=run.provenance.seed)[0] if drawn else None,
+        version=2,
+    )

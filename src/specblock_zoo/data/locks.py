@@ -1,0 +1,89 @@
+"""Who may write what of a cache folder that several processes write into; a killed process lets go by itself."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+from pathlib import Path
+
+from specblock_zoo.errors import ConfigurationError
+
+
+@contextmanager
+def using_folder(folder: Path, alone: bool) -> Iterator[None]:
+    """Makes the folder and holds it: alone, or together with others who do not want to be alone.
+
+    Raises:
+        ConfigurationError: somebody holds it in a way that does not allow this, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise ConfigurationError(
+            f"out is {str(folder)!r}; no folder can be made there ({cause.strerror}).", "Give another --out."
+        ) from cause
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        flock(handle, (LOCK_EX if alone else LOCK_SH) | LOCK_NB)
+        yield
+    except BlockingIOError as cause:
+        raise in_use(folder) from cause
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def writing(file: Path, wait: bool = False) -> Iterator[None]:
+    """Holds one file of a cache against others, by a lock beside it that vanishes afterwards.
+
+    Args:
+        wait: until the other is done, instead of refusing.
+
+    Raises:
+        ConfigurationError: another process is writing it.
+    """
+    handle = _acquire(file, wait)
+    try:
+        yield
+    finally:
+        lock_of(file).unlink(missing_ok=True)
+        os.close(handle)
+
+
+def lock_of(file: Path) -> Path:
+    """Name of the lock that stands for a file."""
+    return file.with_name(f".{file.name}.lock")
+
+
+def locked_files(folder: Path) -> list[Path]:
+    """Files of a folder that have a lock, held or left behind."""
+    return [folder / lock.name.removeprefix(".").removesuffix(".lock") for lock in folder.glob(".*.lock")]
+
+
+def in_use(place: Path) -> ConfigurationError:
+    """What a second writer of `place` is told."""
+    return ConfigurationError(
+        f"Another process is writing {place}.", "Wait for it, give each worker its own --worker, or give another --out."
+    )
+
+
+def _acquire(file: Path, wait: bool) -> int:
+    lock = lock_of(file)
+    while True:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            flock(handle, LOCK_EX | (0 if wait else LOCK_NB))
+            # Who held it before may have removed it while we waited: then it stands for nothing.
+            if _same(handle, lock):
+                return handle
+        except BlockingIOError as cause:
+            os.close(handle)
+            raise in_use(file) from cause
+        os.close(handle)
+
+
+def _same(handle: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), file.stat())
+    except FileNotFoundError:
+        return False

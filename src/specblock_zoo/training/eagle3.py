@@ -1,0 +1,135 @@
+"""Training of an EAGLE-3 drafter: the training-time test, one step per depth (arXiv 2503.01840, section 4).
+
+Step 0 runs at every position on the target's features. Step j > 0 goes on from the drafter's own state of step j - 1
+and the text's next token; it attends to the true-feature keys of its own and earlier positions and to the keys of its
+own path, which is what decoding has. Blocks have one slot, so no prefix inside a block can be wrong and
+`RolloutSettings.valid_prefix` changes nothing: as in the paper, every supervised position counts at every step.
+`block_sampling` is the share of positions that go on to each later step; the paper's is 1.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specblock_zoo.functional.objective import LossReport
+from specblock_zoo.models.decoder import masked_attention, remember
+from specblock_zoo.models.eagle3 import Eagle3Config, Eagle3Drafter
+from specblock_zoo.structures import KeyValues
+from specblock_zoo.training.initialise import (
+    FIT_TOKENS,
+    copy_norm_and_head,
+    copy_parameters,
+    last_layers,
+    pair_sums,
+    ridge,
+)
+from specblock_zoo.training.method import Assumptions, TrainingMethod, Work, blocks_and_slots
+from specblock_zoo.training.rollout import Frontier, Rollout, RolloutSettings, Step
+from specblock_zoo.training.teachers import Teacher
+
+
+def rollout(
+    drafter: Eagle3Drafter,
+    batch: Mapping[str, Tensor],
+    teacher: Teacher,
+    settings: RolloutSettings,
+    generator: torch.Generator | None = None,
+) -> LossReport:
+    """Runs all steps on one batch (schema: `data.collate`); the report has a block per step, with one slot."""
+    return _Rollout(drafter, batch, teacher, settings).run(generator)
+
+
+class _Rollout(Rollout):
+    drafter: Eagle3Drafter
+
+    def first_block(self, rows: tuple[Tensor, Tensor]) -> Step:
+        positions = torch.arange(self.pairs, device=self.tokens.device)[None]
+        condition = self.drafter.condition(self.batch["features"][:, :-1])
+        memory: list[KeyValues] = []
+
+        def mix(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            return masked_attention(query, remember(memory, keys, values), None)
+
+        states = self.drafter.run_layer(self.tokens[:, 1:], condition, positions, mix)
+        self.context = tuple(memory)
+        sequence, position = rows
+        own = KeyValues(*(held[sequence, :, position][:, :, None] for held in memory[0]))
+
+        def step(slot: int, frontier: Frontier | None) -> Frontier:
+            return Frontier(sequence, position, 0, states[sequence, position], (), (own,))
+
+        return step
+
+    def later_block(self, starts: Frontier) -> Step:
+        place = starts.position + starts.depth
+        fed = self.tokens[starts.sequence, place + 1]
+        path: list[KeyValues] = []
+        mix = self.attend_path(starts, path)(0)
+        states = self.drafter.run_layer(fed[:, None], starts.hidden[:, None], place[:, None], mix)
+
+        def step(slot: int, frontier: Frontier | None) -> Frontier:
+            return replace(starts, hidden=states[:, 0], path=tuple(path))
+
+        return step
+
+
+@torch.no_grad()
+def initialise(
+    drafter: Eagle3Drafter,
+    target: PreTrainedModel,
+    batches: Iterable[Mapping[str, Tensor]],
+    tokens: int = FIT_TOKENS,
+) -> None:
+    """Starts the layer, norm and head as copies of the target's last ones (ours; paper: from scratch).
+
+    The target's layer reads one state, the drafter's attention reads token and condition. A regression says how that
+    state follows from the two, so the copied query, key and value matrices are given its two halves; the condition
+    alone, which is all the residual carries, comes from the same regression.
+
+    Args:
+        drafter: written in place; attached to its target's embeddings, vocabulary set, norms still at one.
+        batches: training batches, read until `tokens` pairs are seen.
+    """
+    layer, original = drafter.layers[0], last_layers(target, 1)[0]
+    source = dict(original.named_parameters())
+    copy_norm_and_head(drafter, target)
+    copied = {"mlp": layer.mlp, "post_attention_layernorm": layer.post_attention_layernorm}
+    for name, module in {**copied, "self_attn.o_proj": layer.self_attn.o_proj}.items():
+        copy_parameters(module, _below(source, name))
+    sums = pair_sums(drafter, layer.input_layernorm, batches, tokens)
+    hidden = drafter.config.hidden_size
+    solution = ridge(sums.gram, sums.cross, hidden)
+    taps = len(solution) - hidden
+    drafter.fc.weight.copy_(solution[:taps].T)
+    # The norm in front of the copied layer divides by the size of the whole state, ours by the condition's own.
+    whole, condition = sums.size(solution), sums.size(solution[:taps])
+    scale = source["input_layernorm.weight"].double()
+    for name in ("q_proj", "k_proj", "v_proj"):
+        matrix = source[f"self_attn.{name}.weight"].double() * scale / whole
+        halves = {"weight": torch.cat((matrix @ solution[taps:].T, matrix * condition), dim=1)}
+        copy_parameters(layer.self_attn.get_submodule(name), halves)
+
+
+def _below(source: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{prefix}."): tensor for name, tensor in source.items() if name.startswith(f"{prefix}.")}
+
+
+def layer_parameters(config: Eagle3Config) -> int:
+    """Matrix entries that a row multiplies in the layer."""
+    hidden, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
+    heads = config.num_attention_heads * config.head_dim
+    return hidden * (3 * heads + 4 * kv) + 3 * hidden * config.intermediate_size
+
+
+def work(config: Eagle3Config, objective: RolloutSettings, assumed: Assumptions) -> Work:
+    """What a token of a batch costs; `fc` is left out, as the first block's alone."""
+    graded = [[assumed.supervised * share] for share in (1.0, *objective.block_sampling)]
+    heads, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    values = 6 * config.hidden_size + 3 * heads + 2 * kv + 4 * config.intermediate_size
+    return Work(graded, 1.0, sum(rows for (rows,) in graded[1:]), layer_parameters(config), values, layers=1)
+
+
+METHOD = TrainingMethod(rollout, initialise, blocks_and_slots, work)

@@ -1,0 +1,295 @@
+"""Every transition of the bandit, by hand and under random traffic."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specblock_zoo.adaptation.bandit import (
+    Action,
+    Answered,
+    BanditSettings,
+    BanditState,
+    Decision,
+    Dropped,
+    Event,
+    Frozen,
+    Moments,
+    RolledBack,
+    Sample,
+    Synced,
+    epsilon_at,
+    from_json,
+    step,
+    to_json,
+)
+from specblock_zoo.errors import ConfigurationError
+
+BOTH = (Action.HEAD, Action.FULL)
+FEW = BanditSettings(warm_up=2, cold_start=2, window=3, explore_share=1.0, horizon=20, shift_z=100.0)
+EVEN = Sample(0.0, 1.0, 2.0)
+
+
+def query(log_rate: float = 0.0, tau: float = 2.0, difficulty: float = 1.0, **changes: object) -> Answered:
+    return Answered(Sample(log_rate, difficulty, tau), 1.0, **{"trigger": 9, "ready": BOTH, **changes})
+
+
+def play(settings: BanditSettings, state: BanditState, *events: Event) -> tuple[BanditState, list[Decision]]:
+    decisions = []
+    for event in events:
+        state, decision = step(settings, state, event)
+        decisions.append(decision)
+    return state, decisions
+
+
+def settled(**changes: object) -> BanditState:
+    """Past warm-up and cold start, with nothing open."""
+    return replace(BanditState(queries=50, events=8, served=50.0, recent=(EVEN,) * 3), **changes)
+
+
+@st.composite
+def traffic(draw: st.DrawFn) -> list[tuple[Answered, bool, int]]:
+    """Queries, whether an update that starts then works out, and after how many more it ends."""
+    rows = draw(
+        st.lists(
+            st.tuples(
+                st.floats(-1, 1),
+                st.floats(1, 4),
+                st.sets(st.sampled_from(BOTH)),
+                st.integers(0, 9),
+                st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
+                st.booleans(),
+                st.integers(0, 2),
+            ),
+            max_size=60,
+        )
+    )
+    return [
+        (query(rate, tau, ready=tuple(sorted(ready)), trigger=trigger, draws=draws), works, delay)
+        for rate, tau, ready, trigger, draws, works, delay in rows
+    ]
+
+
+@given(traffic(), st.sampled_from([BOTH, (Action.HEAD,), (Action.FULL,)]))
+def test_life_cycle(rows: list[tuple[Answered, bool, int]], actions: tuple[Action, ...]) -> None:
+    settings = BanditSettings(actions=actions, warm_up=3, cold_start=2, window=3, horizon=10)
+    state, due, since_sync = BanditState(), None, settings.cool_down
+    for event, works, delay in rows:
+        before = state
+        state, decision = step(settings, state, event)
+        assert from_json(to_json(state)) == state
+        assert len(state.recent) <= settings.window
+        assert state.queries == before.queries + 1
+        if decision.action is not Action.SKIP:
+            assert decision.action in event.ready
+            assert decision.action in actions
+            assert before.queries >= settings.warm_up
+            assert since_sync >= settings.cool_down
+            assert before.pending is None
+            assert state.measurement is None
+            assert not decision.revert
+            promising = state.gains.get(decision.action, 0) > 0
+            known = state.costs.get(decision.action)
+            assert promising or known is None or state.spent + known <= settings.explore_share * state.served
+            due = (delay, works)
+        since_sync += 1
+        if due is not None and due[0] == 0:
+            ended = Synced(state.pending, 0.5) if due[1] else Dropped(state.pending, 0.5)
+            state, _ = step(settings, state, ended)
+            assert state.pending is None
+            assert (state.measurement is not None) == due[1]
+            due, since_sync = None, 0
+        elif due is not None:
+            due = (due[0] - 1, due[1])
+
+
+@given(traffic())
+def test_the_same_events_give_the_same_state(rows: list[tuple[Answered, bool, int]]) -> None:
+    events = [event for event, _, _ in rows]
+    assert play(FEW, BanditState(), *events) == play(FEW, BanditState(), *events)
+
+
+@given(traffic())
+def test_frozen_never_updates(rows: list[tuple[Answered, bool, int]]) -> None:
+    _, decisions = play(FEW, BanditState(frozen=True), *(event for event, _, _ in rows))
+    assert {decision.action for decision in decisions} <= {Action.SKIP}
+
+
+def test_warm_up_then_the_unmeasured() -> None:
+    state, decisions = play(FEW, BanditState(), query(), query(), query())
+    assert [each.reason for each in decisions] == ["warm-up", "warm-up", "unmeasured"]
+    assert (decisions[-1].action, state.pending) == (Action.HEAD, Action.HEAD)
+
+
+def test_nothing_while_an_update_is_at_work() -> None:
+    assert play(FEW, settled(pending=Action.HEAD), query())[1][0].reason == "updating"
+
+
+def test_cool_down_counts_queries() -> None:
+    state, _ = step(FEW, settled(gains={Action.HEAD: 1.0, Action.FULL: 1.0}, recent=()), Synced(Action.HEAD, 0.1))
+    assert [each.reason for each in play(FEW, state, query(), query(), query())[1]] == [
+        "cool-down",
+        "cool-down",
+        "gain",
+    ]
+
+
+def test_a_window_is_measured_without_interference() -> None:
+    state, _ = step(FEW, settled(gains={Action.FULL: 1.0}), Synced(Action.HEAD, 0.0))
+    state, decisions = play(FEW, state, *[query(0.2)] * 3)
+    assert [each.reason for each in decisions[:2]] == ["cool-down", "cool-down"]
+    assert decisions[2].reward == pytest.approx(0.2)
+    longer = replace(FEW, window=5)
+    state, _ = step(longer, settled(gains={Action.FULL: 1.0}), Synced(Action.HEAD, 0.0))
+    assert play(longer, state, *[query()] * 4)[1][3].reason == "measuring"
+
+
+def test_reward_subtracts_the_cost_over_the_horizon() -> None:
+    state, _ = step(FEW, replace(settled(), trigger=9), Synced(Action.FULL, 4.0))
+    state, decisions = play(FEW, state, *[query(0.5)] * 3)
+    assert decisions[-1].reward == pytest.approx(0.5 - 4.0 / (20 * 1.0))
+    assert state.gains == {Action.FULL: decisions[-1].reward}
+
+
+def test_gains_are_moving_averages() -> None:
+    state = settled(gains={Action.HEAD: 0.1}, trigger=9)
+    state, _ = step(FEW, state, Synced(Action.HEAD, 0.0))
+    state, _ = play(FEW, state, *[query(0.5, ready=())] * 3)
+    assert state.gains[Action.HEAD] == pytest.approx(0.1 + 0.3 * (0.5 - 0.1))
+
+
+@pytest.mark.parametrize(("trigger", "believed"), [(4, False), (5, True)])
+def test_weak_triggers_teach_nothing(trigger: int, believed: bool) -> None:
+    state, _ = play(FEW, settled(events=0), query(trigger=trigger))
+    state, _ = step(FEW, state, Synced(Action.HEAD, 0.0))
+    state, _ = play(FEW, state, *[query(0.5, ready=())] * 3)
+    assert (Action.HEAD in state.gains) is believed
+
+
+@pytest.mark.parametrize(
+    ("gains", "chosen"),
+    [
+        ({Action.HEAD: -0.1, Action.FULL: -0.2}, Action.SKIP),
+        ({Action.HEAD: 0.0, Action.FULL: 0.0}, Action.SKIP),
+        ({Action.HEAD: 0.1, Action.FULL: 0.2}, Action.FULL),
+        ({Action.HEAD: 0.3, Action.FULL: 0.2}, Action.HEAD),
+        ({Action.HEAD: -0.3, Action.FULL: 0.2}, Action.FULL),
+    ],
+)
+def test_the_larger_positive_gain_wins(gains: dict[Action, float], chosen: Action) -> None:
+    assert play(FEW, settled(gains=gains), query())[1][0].action is chosen
+
+
+def test_epsilon_falls_over_the_cold_start() -> None:
+    values = [epsilon_at(BanditSettings(), events) for events in range(9)]
+    assert values[0] == pytest.approx(0.30)
+    assert values[7] == pytest.approx(0.10)
+    assert values[8] == 0
+    assert all(early > late for early, late in pairwise(values))
+
+
+@pytest.mark.parametrize(("draw", "reason"), [(0.29, "explore"), (0.31, "no gain")])
+def test_exploration_follows_the_draw(draw: float, reason: str) -> None:
+    poor = settled(events=0, gains={Action.HEAD: -1.0, Action.FULL: -1.0})
+    decision = play(FEW, poor, query(draws=(draw, 0.99)))[1][0]
+    assert decision.reason == reason
+    assert decision.action is (Action.FULL if reason == "explore" else Action.SKIP)
+
+
+def test_exploring_stays_within_its_budget() -> None:
+    state = settled(costs={Action.HEAD: 0.6, Action.FULL: 9.0}, spent=0.0)
+    strict = replace(FEW, explore_share=0.01)
+    assert play(strict, state, query())[1][0].reason == "budget"
+    assert play(strict, replace(state, served=60.0), query())[1][0].reason == "unmeasured"
+
+
+def test_the_best_is_tried_again_after_the_horizon() -> None:
+    poor = {Action.HEAD: -0.1, Action.FULL: -0.2}
+    assert play(FEW, settled(gains=poor, since_event=18), query(), query())[1][1].reason == "recheck"
+
+
+def test_three_falling_windows_take_the_weights_back() -> None:
+    state, reverts = settled(trigger=9), []
+    for tau in (1.9, 1.8, 1.7):
+        state, _ = step(FEW, state, Synced(Action.HEAD, 0.0))
+        state, decisions = play(FEW, state, *[query(tau=tau, ready=())] * 3)
+        reverts.append(decisions[-1].revert)
+        assert not decisions[-1].keep
+    assert reverts == [False, False, True]
+    assert state.declines == 0
+
+
+def test_a_window_that_does_not_fall_is_good() -> None:
+    state, _ = step(FEW, settled(declines=2), Synced(Action.HEAD, 0.0))
+    state, decisions = play(FEW, state, *[query(tau=2.1, ready=())] * 3)
+    assert decisions[-1].keep
+    assert state.declines == 0
+
+
+def test_easier_prompts_do_not_credit_an_update() -> None:
+    state = settled()
+    for number in range(12):
+        difficulty = 1.0 + (number % 3) / 10
+        state, _ = play(FEW, state, query(-difficulty, difficulty=difficulty, ready=()))
+    before = state.recent
+    state, _ = step(FEW, state, Synced(Action.HEAD, 0.0))
+    state, decisions = play(FEW, state, *[query(-0.5, difficulty=0.5, ready=())] * 3)
+    raw = -0.5 - sum(each.log_rate for each in before) / 3
+    assert raw > 0.5
+    assert decisions[-1].reward == pytest.approx(0.0, abs=0.05)
+
+
+def test_a_shift_forgets_the_gains() -> None:
+    settings = replace(FEW, shift_z=4.0)
+    state = settled(gains={Action.HEAD: -1.0, Action.FULL: -1.0})
+    for number in range(20):
+        state, _ = play(settings, state, query(tau=2.0 + (number % 2) / 10, ready=()))
+    assert state.gains
+    state, _ = play(settings, state, *[query(tau=1.2, ready=())] * 3)
+    assert (state.gains, state.events) == ({}, 0)
+
+
+def test_a_query_without_rounds_is_counted_and_not_measured() -> None:
+    nothing = Answered(Sample(math.nan, math.nan, math.nan), 0.1)
+    state, _ = play(FEW, settled(measurement=None), nothing)
+    assert (state.queries, state.recent) == (51, (EVEN,) * 3)
+
+
+def test_always_and_never() -> None:
+    always, never = replace(FEW, policy="always"), replace(FEW, policy="never")
+    assert play(always, BanditState(), query())[1][0].action is Action.FULL
+    assert play(always, BanditState(), query(ready=(Action.HEAD,)))[1][0].action is Action.HEAD
+    assert play(never, settled(gains=dict.fromkeys(BOTH, 1.0)), query())[1][0].action is Action.SKIP
+
+
+def test_freezing_and_rolling_back_by_hand() -> None:
+    state, _ = play(FEW, settled(gains=dict.fromkeys(BOTH, 1.0)), Frozen(True), query())
+    assert state.frozen
+    state, decisions = play(FEW, state, Frozen(False), query())
+    assert decisions[-1].action is Action.HEAD
+    state, _ = play(FEW, state, Synced(Action.HEAD, 0.1), RolledBack())
+    assert (state.measurement, state.pending, state.cool_down) == (None, None, FEW.cool_down)
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=30))
+def test_moments_are_those_of_the_samples(pairs: list[tuple[float, float]]) -> None:
+    moments = Moments()
+    for x, y in pairs:
+        moments = moments.add(x, y, memory=1000)
+    count = len(pairs)
+    mean_x, mean_y = (sum(pair[side] for pair in pairs) / count for side in (0, 1))
+    cov = sum((x - mean_x) * (y - mean_y) for x, y in pairs) / count
+    assert (moments.mean_x, moments.mean_y) == pytest.approx((mean_x, mean_y), abs=1e-9)
+    assert moments.cov == pytest.approx(cov, abs=1e-8)
+    assert moments.var_x == pytest.approx(sum((x - mean_x) ** 2 for x, _ in pairs) / count, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"window": 0}, {"ewma": 1.5}, {"epsilon": (0.3, -0.1)}, {"actions": ()}, {"actions": (Action.SKIP,)}]
+)
+def test_settings_out_of_range(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(changes))):
+        BanditSettings(**changes)
