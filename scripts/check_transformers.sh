@@ -28,8 +28,13 @@ for version in "${versions[@]}"; do
   fi
   "$place/bin/python" -m pip install --quiet --no-input --disable-pip-version-check --upgrade "$wanted"
   found="$("$place/bin/python" -c 'import transformers; print(transformers.__version__)')"
+  if [[ "$table" == *"| $found |"* ]]; then
+    continue # The newest is one of the others.
+  fi
   log="$folder/$version.log"
-  "$place/bin/python" -m pytest -q -p no:cacheprovider -m contract ${PYTEST_ARGS:-} >"$log" 2>&1 || failed=1
+  # Left out: minutes of the real target, and of a C++ compiler; neither has to do with transformers' version.
+  "$place/bin/python" -m pytest -q -p no:cacheprovider -m contract -k "not embedded_target and not compiled_flex" \
+    ${PYTEST_ARGS:-} >"$log" 2>&1 || failed=1
   tail -n 40 "$log"
   table+=$'\n'"| $found | $(tail -n 1 "$log") |"
   rm -rf "$place"

@@ -33,11 +33,20 @@ class DraftBlock:
         hidden: last-layer states before the final norm, `[rows, slots, hidden]`; the condition of a following block.
         logits: scores over the draft vocabulary, `[rows, slots, draft_vocab]`.
         rank_logits: scores of the four rank buckets, `[rows, slots, 4]`.
+        best: the highest of the logits, descending, where the drafter had to sort them anyway.
     """
 
     hidden: Tensor
     logits: Tensor
     rank_logits: Tensor
+    best: "BestLogits | None" = None
+
+
+class BestLogits(NamedTuple):
+    """Highest entries of the last axis, descending, and their indices, each `[rows, slots, any number]`."""
+
+    values: Tensor
+    indices: Tensor
 
 
 def default_tap_layers(num_layers: int) -> tuple[int, int, int]:

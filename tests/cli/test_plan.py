@@ -18,12 +18,14 @@ CONFIGS = REPOSITORY / "configs" / "train"
 # Summed by hand. The published tensors have 702,599,936 and 652,268,288 with one shift; two have 2 H^2 more.
 PARAMETERS = {
     "smollm2-135m": 14_609_920,
+    "smollm2-135m-medusa": 4 * (576**2 + 576 + 8192 * 576),
     "llama-3.1-8b": 702_599_936 + 2 * 4096**2,
     "qwen3-8b": 652_268_288 + 2 * 4096**2,
     "qwen3-32b": 1_402_536_704,
 }
 TARGET_PARAMETERS = {
     "smollm2-135m": 134_515_008,
+    "smollm2-135m-medusa": 134_515_008,
     "llama-3.1-8b": 8_030_261_248,
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
@@ -55,7 +57,7 @@ def test_real_shapes_give_the_known_numbers(
     assert ended.value.code == 0
     for figure in (f"{PARAMETERS[name]:,}", f"{TARGET_PARAMETERS[name]:,}", "2,000,000", "device hours"):
         assert figure in said
-    if name != "smollm2-135m":
+    if not name.startswith("smollm2-135m"):
         assert "= 96 sequences of 1,024" in said
 
 
@@ -65,8 +67,9 @@ def test_tap_layers_are_the_family_default_and_the_recipe_is_the_papers(name: st
     drafter, target = settings["model"]["drafter"], target_shapes(settings["model"]["target"])
     default = list(family_of(target).tap_layers(target))
     assert drafter.get("tap_layers", default) == default
-    assert (drafter["block_width"], drafter["num_hidden_layers"]) == (4, 2)
-    if name != "smollm2-135m":
+    if "model_type" not in drafter:
+        assert (drafter["block_width"], drafter["num_hidden_layers"]) == (4, 2)
+    if not name.startswith("smollm2-135m"):
         assert settings["model"]["adamw"]["warmup_fraction"] == 0.015
         assert drafter["draft_vocab_size"] == 32_000
         assert len(settings["model"]["objective"]["block_sampling"]) == 2

@@ -64,6 +64,7 @@ settings_strategy = st.builds(
     chain=st.booleans(),
     bound_all_starts=st.booleans(),
     min_path_prob=st.sampled_from([0.0, 0.05, 0.5]),
+    independent_slots=st.booleans(),
 )
 
 
@@ -189,9 +190,8 @@ def slow_prune(nodes: Sequence[Node], settings: TreeSettings, max_depth: int) ->
 @given(settings_strategy, st.integers(0, 10_000))
 def test_starts_that_cannot_survive_the_budget_are_not_grown(settings: TreeSettings, seed: int) -> None:
     """Without merging, leaving them out changes no tree of two blocks: what they would add is pruned."""
-    settings = replace(
-        settings, num_blocks=2, merge_duplicates=False, bound_all_starts=True, beam_width=WIDTH, chain=False
-    )
+    settings = replace(settings, num_blocks=2, merge_duplicates=False, bound_all_starts=True, beam_width=WIDTH)
+    settings = replace(settings, chain=False, independent_slots=False)
     first = trees.grow_block(Growth(), random_proposals(1, seed), settings, block=0)
     selected = trees.select_starts(first, replace(settings, beam_width=1000), 1, SLOTS, ANY_DEPTH)
     every = random_proposals(len(first.starts), seed + 1)
@@ -219,6 +219,46 @@ def test_starts_too_deep_or_too_unlikely_are_dropped() -> None:
     assert [s.node for s in trees.select_starts(growth, SETTINGS, 1, SLOTS, 2).starts] == [0]
     likely = replace(SETTINGS, min_path_prob=0.01)
     assert [s.node for s in trees.select_starts(growth, likely, 1, SLOTS, ANY_DEPTH).starts] == [0, 1]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.booleans())
+def test_independent_slots_give_the_likeliest_paths_of_all_combinations(seed: int, budget: int, merge: bool) -> None:
+    draw = random.Random(seed)
+    scores = [sorted((-5 * draw.random() for _ in range(WIDTH)), reverse=True) for _ in range(SLOTS)]
+    row = replace(random_proposals(1, seed), log_probs=[scores])
+    settings = replace(SETTINGS, independent_slots=True, max_nodes=budget, merge_duplicates=merge)
+    growth = trees.grow_block(Growth(), row, settings, block=0)
+    parents = [node.parent for node in growth.nodes]
+    found = {
+        tuple(growth.nodes[each].token for each in trees.path_to(parents, index)): node.log_prob
+        for index, node in enumerate(growth.nodes)
+    }
+    assert found == pytest.approx(slow_product(row, budget))
+    assert [start.node for start in growth.starts] == list(range(len(growth.nodes)))
+    assert all((start.row, start.slot) == (0, growth.nodes[start.node].slot) for start in growth.starts)
+
+
+def slow_product(row: Proposals, budget: int) -> dict[tuple[int, ...], float]:
+    """Every combination of candidates of the first slots, and the `budget` likeliest of them."""
+    ranks = itertools.chain.from_iterable(itertools.product(range(WIDTH), repeat=depth + 1) for depth in range(SLOTS))
+    known = {}
+    for path in ranks:
+        tokens = tuple(row.tokens[0][slot][rank] for slot, rank in enumerate(path))
+        if trees.NO_TOKEN not in tokens:
+            known[tokens] = sum(row.log_probs[0][slot][rank] for slot, rank in enumerate(path))
+    return dict(sorted(known.items(), key=lambda item: -item[1])[:budget])
+
+
+def test_independent_slots_propose_a_repeated_token_once() -> None:
+    """A broken vocabulary map that names one token only must not send growth through all combinations."""
+    row = proposals([[4] * 10] * 6, [[0.1] * 10] * 6, [0] * 6)
+    growth = trees.grow_block(Growth(), row, replace(SETTINGS, independent_slots=True), block=0)
+    assert [node.parent for node in growth.nodes] == [ROOT, 0, 1, 2, 3, 4]
+
+
+def test_a_chain_of_independent_slots_is_the_greedy_one() -> None:
+    settings = replace(SETTINGS, chain=True)
+    assert grow(replace(settings, independent_slots=True), seed=4) == grow(settings, seed=4)
 
 
 parents_strategy = st.lists(st.integers(0, 10**6), max_size=14).map(

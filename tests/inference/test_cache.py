@@ -54,3 +54,10 @@ def test_views_are_not_copies_and_buffers_are_kept_until_full() -> None:
 def test_an_empty_cache_has_no_layers() -> None:
     assert DrafterCache().view() == ()
     assert len(DrafterCache()) == 0
+
+
+def test_a_drafter_without_layers_leaves_nothing() -> None:
+    cache = DrafterCache()
+    for _ in range(3):
+        cache.append(())
+    assert (len(cache), cache.view(), cache.view(1)) == (0, (), ())

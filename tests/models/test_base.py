@@ -8,6 +8,7 @@ import torch
 
 from specblock_zoo.errors import TargetMismatchError, UnboundDrafterError
 from specblock_zoo.models.specblock import SpecBlockDrafter
+from specblock_zoo.structures import FINAL_NORM
 from tests.support.drafters import tiny_drafter
 
 
@@ -40,6 +41,12 @@ def test_copies_leave_the_targets_table_behind(duplicate) -> None:
     assert not twin.is_attached
     for name, tensor in drafter.state_dict().items():
         assert torch.equal(tensor, twin.state_dict()[name])
+
+
+def test_a_drafter_of_the_last_state_taps_the_final_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = tiny_drafter()
+    monkeypatch.setattr(drafter, "reads_last_hidden", True)
+    assert drafter.tap_layers(32) == (FINAL_NORM,)
 
 
 def test_tap_layers_default_to_the_method() -> None:

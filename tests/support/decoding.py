@@ -11,7 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicSlidingWindowLayer, StaticLayer
 
-from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
+from specblock_zoo.models.pretrained import PretrainedDrafter
+from specblock_zoo.models.registry import DEFAULT_KIND, kind_of
+from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.structures import BranchOutput, ContextOutput, DraftBlock
 from specblock_zoo.targets.registry import FAMILIES
 
@@ -33,20 +35,21 @@ def target_of(family: str, **overrides: Any) -> PreTrainedModel:
     return model
 
 
-def config_for(target: PreTrainedModel, **changes: Any) -> SpecBlockConfig:
-    """Shapes of a drafter for `target`; every token of the target can be drafted."""
+def config_for(target: PreTrainedModel, kind: str = DEFAULT_KIND, **changes: Any) -> Any:
+    """Configuration of a drafter for `target`; every token of the target can be drafted."""
     hidden, vocab = target.config.hidden_size, target.config.vocab_size
     shapes = {"vocab_size": vocab, "draft_vocab_size": vocab, "hidden_size": hidden, "target_hidden_size": hidden}
     sizes = {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-    facts = {"target_num_hidden_layers": target.config.num_hidden_layers, "tap_layers": TAPS, "block_width": WIDTH}
-    return SpecBlockConfig(**{**shapes, **sizes, **facts, "rank_hidden_size": 8, "max_nodes": 12, **changes})
+    facts = {"target_num_hidden_layers": target.config.num_hidden_layers, "tap_layers": TAPS, "max_nodes": 12}
+    own = {"block_width": WIDTH, "rank_hidden_size": 8} if kind == DEFAULT_KIND else {}
+    return kind_of(kind).config(**{**shapes, **sizes, **facts, **own, **changes})
 
 
 Place = Callable[[int], int]
 """Text index -> rank (0 = best) that the drafter gives to the right token there; -1 makes it the least likely one."""
 
 
-class ScriptedDrafter(SpecBlockDrafter):
+class Scripted(PretrainedDrafter):
     """A real drafter, states and all, whose logits are replaced: the right token of each depth gets a chosen rank.
 
     `script` is the text the target will write; `place` ranks its tokens. Beyond the script, and on wrong paths too, it
@@ -81,20 +84,25 @@ class ScriptedDrafter(SpecBlockDrafter):
         return DraftBlock(block.hidden, logits, rank_logits)
 
 
+class ScriptedDrafter(Scripted, SpecBlockDrafter):
+    """The same for the default kind, as a class that can be pickled."""
+
+
 def scripted_drafter(
-    target: PreTrainedModel, script: Tensor, place: Place = lambda _: 0, **changes: Any
-) -> ScriptedDrafter:
-    """A `ScriptedDrafter` for the text `script` `[1, length]`."""
+    target: PreTrainedModel, script: Tensor, place: Place = lambda _: 0, kind: str = DEFAULT_KIND, **changes: Any
+) -> Any:
+    """A `Scripted` drafter of a kind for the text `script` `[1, length]`."""
     torch.manual_seed(0)
-    drafter = ScriptedDrafter(config_for(target, **changes)).eval()
+    scripted = ScriptedDrafter if kind == DEFAULT_KIND else type("ScriptedKind", (Scripted, kind_of(kind).model), {})
+    drafter = scripted(config_for(target, kind, **changes)).eval()
     drafter.script, drafter.place = script[0].tolist(), place
     return drafter
 
 
-def random_drafter(target: PreTrainedModel, seed: int = 0, **changes: Any) -> SpecBlockDrafter:
-    """A drafter with random weights."""
+def random_drafter(target: PreTrainedModel, seed: int = 0, kind: str = DEFAULT_KIND, **changes: Any) -> Any:
+    """A drafter of a kind with random weights."""
     torch.manual_seed(seed)
-    return SpecBlockDrafter(config_for(target, **changes)).eval()
+    return kind_of(kind).model(config_for(target, kind, **changes)).eval()
 
 
 def prompt_ids(length: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:

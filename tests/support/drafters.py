@@ -6,6 +6,7 @@ import torch
 
 from specblock_zoo.functional.vocab import build_vocab_map
 from specblock_zoo.models.eagle3 import Eagle3Config, Eagle3Drafter
+from specblock_zoo.models.medusa import MedusaConfig, MedusaDrafter
 from specblock_zoo.models.pretrained import PretrainedDrafter
 from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
 
@@ -32,6 +33,16 @@ def tiny_eagle3(attached: bool = True, seed: int = 0, **changes: object) -> Eagl
     sizes = {"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, "hidden_size": HIDDEN, "target_hidden_size": HIDDEN}
     shape = {"intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
     return prepared(Eagle3Drafter(Eagle3Config(**{**sizes, **shape, **changes})).eval(), attached)
+
+
+def tiny_medusa(attached: bool = True, seed: int = 0, **changes: object) -> MedusaDrafter:
+    """The same for independent heads, none of whose weights is zero."""
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, "hidden_size": HIDDEN, "target_hidden_size": HIDDEN}
+    drafter = MedusaDrafter(MedusaConfig(**{**sizes, "block_width": WIDTH, **changes})).eval()
+    for parameter in drafter.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return prepared(drafter, attached)
 
 
 def prepared(drafter: Kind, attached: bool) -> Kind:

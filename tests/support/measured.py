@@ -1,9 +1,10 @@
-"""Prompt records, results and a zoo entry with known numbers."""
+"""Records, results and a zoo entry with known numbers."""
 
 import shutil
 from pathlib import Path
+from typing import Any
 
-from specblock_zoo.bench.records import PromptRecord, Provenance, Results, write_results
+from specblock_zoo.bench.records import AnswerRecord, Provenance, Results, write_results
 from specblock_zoo.bench.report import DRAFTED, PLAIN, PLAIN_MASKED, summarize_run
 from specblock_zoo.hub.entry import (
     ENTRY_VERSION,
@@ -19,35 +20,65 @@ from specblock_zoo.hub.entry import (
 NAME = "specblock-tiny.k4m2-v1"
 
 
-def record(task: str = "chat", number: int = 0, speedup: float = 1.5, looping: bool = False) -> PromptRecord:
-    """20 tokens in 10 rounds; plain takes 2 s, plain with a mask 1.6 s, drafted `1.6 / speedup` s."""
-    return PromptRecord(
-        task=task,
-        id=f"{task}/{number}",
-        category=task,
-        prompt_tokens=7,
-        new_tokens=20,
-        equal=True,
-        looping=looping,
-        rounds=5 if looping else 10,
-        committed=19,
-        offered={"0.0": 10, "0.1": 4},
-        hit={"0.0": 4, "0.1": 1},
-        draft_ms=100.0,
-        verify_ms=280.0,
-        other_ms=20.0,
-        seconds={PLAIN: 2.0, PLAIN_MASKED: 1.6, DRAFTED: 1.6 / speedup},
-        tokens={PLAIN: 20, PLAIN_MASKED: 20, DRAFTED: 20},
-    )
+SECONDS = {PLAIN: 2.0, PLAIN_MASKED: 1.6, DRAFTED: 1.6}
+KINDS = {PLAIN: "plain", PLAIN_MASKED: "plain_masked", DRAFTED: "drafter"}
+DISTINCT = tuple(range(3, 23))
+LOOPING = (7,) * 24
+
+
+def record(method: str = DRAFTED, task: str = "chat", number: int = 0, **changes: Any) -> AnswerRecord:
+    """20 tokens: plain takes 2 s, plain with a mask 1.6 s, drafted 1.6 s in 10 rounds; `changes` replace fields."""
+    plain = method != DRAFTED
+    fields = {
+        "method": method,
+        "kind": KINDS.get(method, "drafter"),
+        "task": task,
+        "id": f"{task}/{number}",
+        "category": task,
+        "temperature": 0.0,
+        "seed": 0,
+        "prompt_tokens": 7,
+        "answers": (DISTINCT,),
+        "seconds": SECONDS.get(method, 1.6),
+        "rounds": 19 if plain else 10,
+        "committed": 19,
+        "accepted": (0,) * 19 if plain else (0, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+        "offered": {} if plain else {"0.0": 10, "0.1": 4},
+        "hit": {} if plain else {"0.0": 4, "0.1": 1},
+        "depth_offered": {} if plain else {"1": 10, "2": 4},
+        "depth_hit": {} if plain else {"1": 4, "2": 1},
+        "rank_confusion": {} if plain else {"0.0": 3, "0.3": 1, "3.0": 2},
+        "prefill_ms": 50.0,
+        "draft_ms": 0.0 if plain else 100.0,
+        "verify_ms": 280.0,
+        "commit_ms": 0.0 if plain else 5.0,
+        "other_ms": 20.0 if plain else 15.0,
+        "drafter_calls": 0 if plain else 10,
+        "nodes": 0 if plain else 80,
+        "dtype": "float32",
+        "threads": 2,
+        "packed": True,
+        "commit": "0" * 40,
+        "versions": {"torch": "2.13.0"},
+    }
+    return AnswerRecord.model_validate({**fields, **changes})
+
+
+def prompt(task: str = "chat", number: int = 0, speedup: float = 1.5, looping: bool = False) -> list[AnswerRecord]:
+    """One prompt answered plainly, plainly with a mask, and drafted `speedup` times as fast as the latter."""
+    answers = {"answers": (LOOPING if looping else DISTINCT,)}
+    drafted = {"seconds": 1.6 / speedup, "rounds": 5 if looping else 10}
+    plain = [record(method, task, number, **answers) for method in (PLAIN, PLAIN_MASKED)]
+    return [*plain, record(DRAFTED, task, number, **answers, **drafted)]
 
 
 def results() -> Results:
     """Two tasks of two prompts."""
-    chat, code = [record(), record(number=1, looping=True)], [record("code"), record("code", 1, speedup=1.7)]
-    overall, tasks = summarize_run([chat, code])
+    chat, code = [*prompt(), *prompt(number=1, looping=True)], [*prompt("code"), *prompt("code", 1, speedup=1.7)]
+    overall, tasks = summarize_run([*chat, *code])
     provenance = Provenance(
         commit="0" * 40,
-        command="python scripts/measure_zoo.py",
+        command="specblock bench --config configs/bench/smollm2-135m.yaml",
         device="a processor",
         cpu_capability="AVX512, native bfloat16",
         threads=2,
@@ -57,7 +88,7 @@ def results() -> Results:
         max_new_tokens=20,
         versions={"torch": "2.13.0"},
     )
-    return Results(drafter=NAME, target="tiny", provenance=provenance, overall=overall, tasks=tasks)
+    return Results(drafter=NAME, target="tiny", provenance=provenance, overall=overall, tasks=tasks, version=2)
 
 
 def entry(folder: Path | None = None, name: str = NAME) -> ZooEntry:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.structures import FINAL_NORM
 from specblock_zoo.targets.capture import capture, forward_with_taps
 from specblock_zoo.targets.registry import FAMILIES
 
@@ -43,6 +44,15 @@ def test_features_are_the_outputs_of_the_named_layers_in_the_named_order(model, 
 def test_last_hidden_is_left_out_unless_wanted(model):
     _, target = forward_with_taps(model, TAPS, input_ids=torch.arange(4, 8)[None])
     assert target.last_hidden is None
+
+
+@families
+def test_the_last_state_alone_can_be_the_features_and_is_not_copied(model):
+    ids = torch.arange(4, 16).view(2, 6)
+    outputs, target = forward_with_taps(model, (FINAL_NORM,), want_last_hidden=True, input_ids=ids)
+    assert torch.equal(target.features, model.get_decoder()(ids).last_hidden_state)
+    assert target.features.data_ptr() == target.last_hidden.data_ptr()
+    assert torch.equal(outputs.logits, model(ids).logits)
 
 
 @families
@@ -105,9 +115,9 @@ def test_capture_never_runs_the_head(model):
 
 
 @families
-def test_threads_sharing_a_target_do_not_mix_their_states(model):
+@pytest.mark.parametrize("taps", [(1, 6), (FINAL_NORM,)])
+def test_threads_sharing_a_target_do_not_mix_their_states(model, taps):
     prompts = [torch.randint(3, 96, (1, 5 + i), generator=torch.Generator().manual_seed(i)) for i in range(6)]
-    taps = (1, 6)
     alone = [forward_with_taps(model, taps, input_ids=ids)[1].features for ids in prompts]
     with ThreadPoolExecutor(3) as pool:
         for _ in range(3):
@@ -121,6 +131,13 @@ def test_a_failed_forward_leaves_no_hook_behind(model):
     with pytest.raises(IndexError):
         forward_with_taps(model, (6,), input_ids=torch.tensor([[10_000]]))
     assert not norm._forward_pre_hooks
+
+
+@families
+@pytest.mark.parametrize("taps", [(), (1, FINAL_NORM)])
+def test_the_last_state_beside_layers_is_refused(model, taps):
+    with pytest.raises(ConfigurationError, match="7 layers"):
+        forward_with_taps(model, taps, input_ids=torch.tensor([[4]]))
 
 
 @families

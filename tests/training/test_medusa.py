@@ -10,29 +10,22 @@ from torch import Tensor
 from specblock_zoo.errors import CacheMismatchError
 from specblock_zoo.functional.losses import LOSSES
 from specblock_zoo.functional.objective import LossReport
-from specblock_zoo.functional.vocab import build_vocab_map, target_to_draft
+from specblock_zoo.functional.vocab import target_to_draft
 from specblock_zoo.models.medusa import MedusaConfig, MedusaDrafter
 from specblock_zoo.targets.llama import LLAMA
 from specblock_zoo.training import medusa
 from specblock_zoo.training.method import Assumptions
 from specblock_zoo.training.rollout import RolloutSettings
 from specblock_zoo.training.teachers import Teacher
+from tests.support.drafters import DRAFT_VOCAB, HIDDEN, VOCAB, WIDTH, tiny_medusa
 
-VOCAB, DRAFT_VOCAB, HIDDEN, HEADS, LENGTHS = 40, 24, 16, 3, (17, 23, 4, 2)
+HEADS, LENGTHS = WIDTH, (17, 23, 4, 2)
 ALL_POSITIONS = RolloutSettings(block_sampling=(), valid_prefix=False)
 
 
 @pytest.fixture
 def drafter() -> MedusaDrafter:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, "hidden_size": HIDDEN, "target_hidden_size": HIDDEN}
-    drafter = MedusaDrafter(MedusaConfig(**sizes, block_width=HEADS))
-    vocab = build_vocab_map(torch.arange(1, VOCAB + 1), DRAFT_VOCAB)
-    drafter.d2t.copy_(vocab.d2t)
-    drafter.t2d.copy_(vocab.t2d)
-    for parameter in drafter.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return drafter
+    return tiny_medusa().train()
 
 
 @pytest.fixture
@@ -145,9 +138,8 @@ def test_a_linear_target_is_guessed_from_the_start() -> None:
     """Where each state is a matrix times the one before, the fitted heads know every later state."""
     torch.manual_seed(0)
     target = LLAMA.tiny_model(hidden_size=HIDDEN, vocab_size=VOCAB)
-    sizes = {"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, "hidden_size": HIDDEN, "target_hidden_size": HIDDEN}
-    drafter = MedusaDrafter(MedusaConfig(**sizes, block_width=HEADS))
-    drafter.d2t.copy_(build_vocab_map(torch.arange(1, VOCAB + 1), DRAFT_VOCAB).d2t)
+    drafter = MedusaDrafter(tiny_medusa().config)
+    drafter.d2t.copy_(tiny_medusa().d2t)
     turn = torch.linalg.qr(torch.randn(HIDDEN, HIDDEN)).Q
     states = [torch.randn(200, HIDDEN)]
     for _ in range(HEADS + 2):

@@ -73,7 +73,7 @@ class Bench:
 
     def drafter(self, kind: str, dtype: torch.dtype, oracle: bool = False) -> Any:
         """A drafter of one kind with random weights, the first ids of the target as its draft vocabulary."""
-        facts = {"draft_vocab_size": self.draft_vocab, "tap_layers": self.taps}
+        facts = {"draft_vocab_size": self.draft_vocab, "tap_layers": list(self.taps)}
         config = drafter_config(self.target, facts, {"model_type": kind, **self.options[kind]})
         torch.manual_seed(1)
         with self.device:
@@ -83,7 +83,7 @@ class Bench:
     @property
     def taps(self) -> tuple[int, ...]:
         """The method's tap layers."""
-        return family_of(self.target).default_tap_layers(self.target)
+        return family_of(self.target).tap_layers(self.target)
 
 
 def weights_mib(module: torch.nn.Module) -> float:
@@ -101,7 +101,9 @@ def medians(cases: Mapping[str, Callable[[int], Any]], repeats: int) -> dict[str
     """Interleaved wall milliseconds of each case: median and quartiles."""
     timed: dict[str, list[Timed[Any]]] = interleave(cases, range(repeats), warm_up=0)
     sums = {name: summarize([1000.0 * call.seconds for call in calls]) for name, calls in timed.items()}
-    return {name: {"ms": round(s.median, 3), "low": round(s.low, 3), "high": round(s.high, 3)} for name, s in sums.items()}
+    return {
+        name: {"ms": round(s.median, 3), "low": round(s.low, 3), "high": round(s.high, 3)} for name, s in sums.items()
+    }
 
 
 @torch.no_grad()
@@ -205,7 +207,9 @@ def written(model: PreTrainedModel, ids: Tensor, count: int, **options: Any) -> 
     """The `count` tokens that greedy `generate` adds."""
     generate: Any = model.generate
     mask = torch.ones_like(ids)
-    text = generate(input_ids=ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0, **options)
+    text = generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0, **options
+    )
     return [int(token) for token in text[0, ids.shape[1] :].tolist()]
 
 
@@ -288,5 +292,12 @@ def tiny(bench: Bench) -> Bench:
     """The same on a CPU within seconds."""
     options = {kind: {**options, "max_nodes": 12, "num_blocks": 2} for kind, options in bench.options.items()}
     return replace(
-        bench, draft_vocab=64, context=24, nodes=(1, 4, 12, 16), new_tokens=12, repeats=2, batch=(2, 24), options=options
+        bench,
+        draft_vocab=64,
+        context=24,
+        nodes=(1, 4, 12, 16),
+        new_tokens=12,
+        repeats=2,
+        batch=(2, 24),
+        options=options,
     )

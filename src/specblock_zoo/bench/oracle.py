@@ -42,6 +42,8 @@ def make_cyclic(model: PreTrainedModel, tokens: int) -> None:
         parts.self_attn.o_proj.weight.mul_(QUIET)
         parts.mlp.down_proj.weight.mul_(QUIET)
     embeddings, head = family.embedding_weight(model), family.head_weight(model)
+    # Token 0 is often padding, whose row is zero and so says nothing of what comes next.
+    embeddings[0] = -embeddings[1]
     head[:tokens] = embeddings[:tokens].roll(STRIDE, 0)
 
 

@@ -6,7 +6,7 @@ only ratios of interleaved runs are ever reported.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -86,6 +86,55 @@ def rotated(names: Sequence[str], turn: int) -> list[str]:
     """`names` from the one whose turn it is: over many items, each goes first, and follows each, equally often."""
     start = turn % len(names)
     return [*names[start:], *names[:start]]
+
+
+def interleave(
+    cases: Mapping[str, Callable[[Item], Outcome]], items: Sequence[Item], warm_up: Item | None = None
+) -> dict[str, list[Timed[Outcome]]]:
+    """Times every case on every item, item by item, so that slow minutes of the host hit all cases alike.
+
+    Args:
+        cases: name -> callable; the first turn rotates, see `rotated`.
+        items: what each case is called with.
+        warm_up: given to every case once, untimed, before the first measurement.
+    Returns:
+        name -> one `Timed` per item, in the order of `items`.
+    """
+    if warm_up is not None:
+        for case in cases.values():
+            case(warm_up)
+    timings: dict[str, list[Timed[Outcome]]] = {name: [] for name in cases}
+    for turn, item in enumerate(items):
+        for name in rotated(list(cases), turn):
+            timings[name].append(time_call(cases[name], item))
+    return timings
+
+
+def interleave(
+    cases: Mapping[str, Callable[[Item], Outcome]],
+    items: Sequence[Item],
+    warm_up: Item | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> dict[str, list[Timed[Outcome]]]:
+    """Times every case on every item in the order A B C, A B C, ... so that slow minutes of the host hit all alike.
+
+    Args:
+        cases: name -> callable; the order is the order of the table.
+        items: what each case is called with.
+        warm_up: given to every case once, untimed, before the first measurement.
+        advance: called after each timed call (a progress bar).
+    Returns:
+        name -> one `Timed` per item, in the order of `items`.
+    """
+    if warm_up is not None:
+        for case in cases.values():
+            case(warm_up)
+    timings: dict[str, list[Timed[Outcome]]] = {name: [] for name in cases}
+    for item in items:
+        for name, case in cases.items():
+            timings[name].append(time_call(case, item))
+            advance()
+    return timings
 
 
 def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:

@@ -110,7 +110,8 @@ def add_options(parser: ArgumentParser, command: Function) -> None:
 
 def add_fields(parser: ArgumentParser, settings: type) -> None:
     """Adds a flag for each field of a dataclass."""
-    words = {field.name for field in fields(settings) if field.type == list[str] and field.default is MISSING}
+    required = [each for each in fields(settings) if each.default is MISSING and each.default_factory is MISSING]
+    words = {each.name for each in required if each.type == list[str]}
     for name in sorted(words):
         parser.add_argument(f"--{name}", nargs="+", type=str, required=True, metavar="FILE", help="One or more files.")
     parser.add_class_arguments(settings, instantiate=False, skip=words)

@@ -35,7 +35,13 @@ def rank_summary(logits: Float[Tensor, "*rows vocab"], top: int = 20) -> Float32
         logits: draft scores.
         top: logits that take part, >= 10 (release: 20 in training, 10 in decoding; ours: 20 in both).
     """
-    best = logits.topk(min(top, logits.shape[-1])).values.float()
+    return summary_of_best(logits.topk(min(top, logits.shape[-1])).values)
+
+
+@torch.no_grad()
+def summary_of_best(best: Float[Tensor, "*rows top"]) -> Float32[Tensor, "*rows 15"]:
+    """The same from the best logits alone, descending."""
+    best = best.float()
     if best.shape[-1] < SUMMARY_TOP:
         absent = (best[..., :1] + ABSENT_LOG_RATIO).expand(*best.shape[:-1], SUMMARY_TOP - best.shape[-1])
         best = torch.cat([best, absent], dim=-1)

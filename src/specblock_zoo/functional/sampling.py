@@ -19,13 +19,19 @@ def capped(logits: Float[Tensor, "*rows vocab"], cap: float | None) -> Float[Ten
 
 
 def top_candidates(
-    logits: Float[Tensor, "*rows vocab"], width: int
+    logits: Float[Tensor, "*rows vocab"], width: int, sorted_best: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Float32[Tensor, "*rows width"], Int64[Tensor, "*rows width"]]:
     """The `width` best entries, best first: (log-probabilities over the whole vocabulary in nats, indices).
 
     Fewer are returned when the vocabulary is smaller than `width`.
+
+    Args:
+        sorted_best: highest logits and their indices, where somebody sorted them already; used if they are enough.
     """
-    best, indices = logits.topk(min(width, logits.shape[-1]))
+    width = min(width, logits.shape[-1])
+    if sorted_best is None or sorted_best[0].shape[-1] < width:
+        sorted_best = logits.topk(width)
+    best, indices = (each[..., :width] for each in sorted_best)
     return best.float() - logits.float().logsumexp(-1, keepdim=True), indices
 
 

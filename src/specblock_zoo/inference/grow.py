@@ -110,7 +110,7 @@ def next_block(drafter: Drafter, growth: trees.Growth, frontier: Frontier, posit
 
 def read_proposals(drafter: Drafter, block: DraftBlock, settings: TreeSettings) -> trees.Proposals:
     """The best candidates and the rank buckets of every slot, fetched from the device in one transfer."""
-    log_probs, draft_ids = top_candidates(block.logits, trees.candidate_width(settings))
+    log_probs, draft_ids = top_candidates(block.logits, trees.candidate_width(settings), block.best)
     log_probs = log_probs.nan_to_num(nan=LOG_PROB_FLOOR, posinf=0.0, neginf=LOG_PROB_FLOOR).clamp_(max=0.0)
     tokens = drafter.target_tokens(draft_ids)
     tokens = tokens.masked_fill((tokens < 0) | (tokens >= drafter.config.vocab_size), trees.NO_TOKEN)

@@ -19,7 +19,7 @@ from specblock_zoo.functional.vocab import VocabMap, draft_to_target, target_to_
 from specblock_zoo.models import registry
 from specblock_zoo.models.pretrained import PretrainedDrafter
 from specblock_zoo.targets.identity import identify
-from specblock_zoo.targets.local import load_target
+from specblock_zoo.targets.parts import load_target_parts
 from specblock_zoo.targets.registry import family_of
 from specblock_zoo.training.checks import check_objective, check_same_drafter, check_same_vocabulary
 from specblock_zoo.training.initialise import drafter_config
@@ -116,11 +116,11 @@ class DrafterModule(LightningModule):
         self.seed = torch.initial_seed()
 
     def setup(self, stage: str) -> None:
-        """Loads the target once, checks that the cache is its own, builds the drafter, keeps what the loss needs."""
+        """Reads parts of the target, checks that the cache is its own, builds the drafter, keeps what the loss needs."""
         if hasattr(self, "teacher_head"):
             return
         data = self._data()
-        model, tokenizer = load_target(self.target, torch.float32)
+        model, tokenizer = load_target_parts(self.target, self._copied_layers)
         data.manifest.require_target(data.cache_dir or "online", identify(self.target, model, tokenizer), model.config)
         self.teacher = data.manifest.fingerprint.teacher
         vocab = data.vocab_map()
@@ -128,7 +128,7 @@ class DrafterModule(LightningModule):
             self.drafter = self._new_drafter(model, data, vocab)
         check_same_vocabulary(self.drafter.t2d, vocab.t2d)
         family = family_of(model.config)
-        # Clones, so that the rest of the target is freed; embeddings and head may be views of one file.
+        # Clones, so that the copied layers are freed; embeddings and head may be views of one file.
         self.register_buffer("token_embedding", family.embedding_weight(model).detach().clone(), persistent=False)
         self.register_buffer(
             "teacher_head", family.head_weight(model)[draft_to_target(vocab.d2t)].detach(), persistent=False
@@ -196,6 +196,14 @@ class DrafterModule(LightningModule):
         teacher = TEACHERS[self.teacher](self.teacher_head, self.draft_ids, self.teacher_cap)
         rollout = METHODS[self.drafter.config.model_type].rollout
         return rollout(self.drafter, batch, teacher, self.objective, generator)
+
+    @property
+    def _copied_layers(self) -> int:
+        """How many of the target's last layers a new drafter may be started from."""
+        if self.initialise != "target":
+            return 0
+        kind = registry.kind_of(self.drafter_options.get("model_type", registry.DEFAULT_KIND)).config
+        return int(self.drafter_options.get("num_hidden_layers", kind.num_hidden_layers))
 
     def _new_drafter(self, target: PreTrainedModel, data: FeatureDataModule, vocab: VocabMap) -> PretrainedDrafter:
         manifest = data.manifest

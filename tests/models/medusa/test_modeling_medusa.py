@@ -8,24 +8,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from specblock_zoo.errors import TargetMismatchError, UnsupportedOptionError, WeightsMismatchError
-from specblock_zoo.functional.vocab import build_vocab_map
-from specblock_zoo.models.medusa import MedusaConfig, MedusaDrafter
+from specblock_zoo.models.medusa import MedusaDrafter
 from specblock_zoo.structures import FINAL_NORM, BranchMemory
+from tests.support.drafters import HIDDEN, VOCAB, WIDTH, tiny_medusa
 
-VOCAB, DRAFT_VOCAB, HIDDEN, HEADS = 40, 24, 16, 3
-
-
-def tiny_medusa(seed: int = 0, **changes: object) -> MedusaDrafter:
-    """A drafter none of whose weights is zero."""
-    torch.manual_seed(seed)
-    sizes = {"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, "hidden_size": HIDDEN, "target_hidden_size": HIDDEN}
-    drafter = MedusaDrafter(MedusaConfig(**{**sizes, "block_width": HEADS, **changes})).eval()
-    vocab = build_vocab_map(torch.arange(1, VOCAB + 1), drafter.config.draft_vocab_size)
-    drafter.d2t.copy_(vocab.d2t)
-    drafter.t2d.copy_(vocab.t2d)
-    for parameter in drafter.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return drafter
+HEADS = WIDTH
 
 
 @torch.no_grad()
@@ -57,7 +44,7 @@ def test_new_residual_blocks_pass_their_input_on_and_still_learn() -> None:
 
 
 def test_it_reads_the_final_norm_and_borrows_embeddings_without_need() -> None:
-    drafter = tiny_medusa()
+    drafter = tiny_medusa(attached=False)
     assert drafter.tap_layers(7) == (FINAL_NORM,)
     drafter.attach(torch.randn(VOCAB, HIDDEN))
     with pytest.raises(TargetMismatchError, match=r"\(41, 16\)"):

@@ -1,19 +1,20 @@
 """The SpecBlock drafter (arXiv 2605.07243): K dependent tokens per forward, blocks that continue from any slot."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specblock_zoo.functional.buckets import NUM_BUCKETS
-from specblock_zoo.models.decoder import DecoderLayer, Mix, RMSNorm, extend_attention, remember, split_attention
+from specblock_zoo.functional.buckets import NUM_BUCKETS, summary_of_best
+from specblock_zoo.models.decoder import DecoderLayer, Mix, RMSNorm, draft_attention, extend_attention, remember
 from specblock_zoo.models.pretrained import PretrainedDrafter
 from specblock_zoo.models.specblock import published as authors_format
 from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
 from specblock_zoo.models.specblock.rank_head import RankHead
-from specblock_zoo.structures import BranchMemory, BranchOutput, ContextOutput, DraftBlock, KeyValues
+from specblock_zoo.structures import BestLogits, BranchMemory, BranchOutput, ContextOutput, DraftBlock, KeyValues
 
 Predecessor = Callable[[int, Tensor], Tensor]
 """(layer, its input states) -> state of the slot before, same shape; slot 0 is its own predecessor."""
@@ -114,9 +115,15 @@ class SpecBlockDrafter(PretrainedDrafter):
 
     def heads(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Last-layer states `[..., hidden]` -> draft logits `[..., D]` and rank logits `[..., 4]`."""
+        block = self.block(hidden)
+        return block.logits, block.rank_logits
+
+    def block(self, hidden: Tensor) -> DraftBlock:
+        """What last-layer states `[rows, slots, hidden]` propose; the logits are sorted once, for all who read them."""
         normed = self.norm(hidden)
         logits = self.lm_head(normed)
-        return logits, self.rank_head.score(normed, logits, self.config.rank_top)
+        best = BestLogits(*logits.detach().topk(min(self.config.rank_top, logits.shape[-1])))
+        return DraftBlock(hidden, logits, self.rank_head.read(normed, summary_of_best(best.values)), best)
 
     def forward(self, *args: Any, **kwargs: Any) -> ContextOutput:
         """Same as `extend`."""
@@ -143,24 +150,21 @@ class SpecBlockDrafter(PretrainedDrafter):
             context_mask: bool `[B, C]`, False hides a row; None = all visible.
         """
         width, kept, count = self.config.block_width, self.config.context_slots, tokens.shape[1]
-        slots = slot_order(count, width, kept).to(tokens.device)
-        x = self.input_layer(self.condition(features), self.embed(tokens)).flatten(1, 2)[:, slots]
-        rope = self.rope(self.slot_positions(positions, torch.zeros_like(positions)).flatten(1)[:, slots])
-        before = predecessors(count, width, kept).to(tokens.device)
+        plan = extension_plan(count, width, kept, tokens.device)
+        pairs = self.input_layer.pair(self.condition(features), self.embed(tokens))
+        x = pairs[:, plan.pairs] + self.input_layer.slots()[plan.places]
+        rope = self.rope(positions[:, plan.pairs] + 1 + plan.places)
         recorded: list[KeyValues] = []
 
         def mix(layer: int) -> Mix:
             past = context[layer] if context is not None else None
             return lambda q, k, v: extend_attention(q, remember(recorded, k, v), past, context_mask)
 
-        hidden = self.run_layers(x, rope, lambda _, states: states[:, before], mix)
-        drafting = torch.cat((torch.arange((count - 1) * kept, count * kept), torch.arange(count * kept, len(slots))))
-        drafting = drafting.to(tokens.device)
-        block_hidden = hidden[:, drafting]
+        hidden = self.run_layers(x, rope, lambda _, states: states[:, plan.before], mix)
         return ContextOutput(
-            DraftBlock(block_hidden, *self.heads(block_hidden)),
+            self.block(hidden[:, plan.drafting]),
             tuple(KeyValues(kv.keys[:, :, : count * kept], kv.values[:, :, : count * kept]) for kv in recorded),
-            tuple(KeyValues(kv.keys[:, :, drafting], kv.values[:, :, drafting]) for kv in recorded),
+            tuple(KeyValues(kv.keys[:, :, plan.drafting], kv.values[:, :, plan.drafting]) for kv in recorded),
         )
 
     def branch(
@@ -178,7 +182,7 @@ class SpecBlockDrafter(PretrainedDrafter):
         rows, width = tokens.shape[0], self.config.block_width
         x = self.input_layer(conditions, self.embed(tokens))
         rope = self.rope(self.slot_positions(drafting_position.expand(rows), depths))
-        before = torch.arange(width, device=tokens.device).sub(1).clamp(min=0)
+        before = extension_plan(1, width, width, tokens.device).before
         causal = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril().expand(rows, width, width)
         own_mask = torch.cat((memory.path_mask[:, None, :].expand(rows, width, -1), causal), dim=-1)[None]
         recorded: list[KeyValues] = []
@@ -189,12 +193,32 @@ class SpecBlockDrafter(PretrainedDrafter):
             def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
                 recorded.append(KeyValues(keys, values))
                 own = KeyValues(torch.cat((path.keys, keys), 2)[None], torch.cat((path.values, values), 2)[None])
-                return split_attention(query[None], memory.context[layer], own, None, own_mask)[0]
+                return draft_attention(query[None], memory.context[layer], own, None, own_mask)[0]
 
             return attend
 
         hidden = self.run_layers(x, rope, lambda _, states: states[:, before], mix)
-        return BranchOutput(DraftBlock(hidden, *self.heads(hidden)), tuple(recorded))
+        return BranchOutput(self.block(hidden), tuple(recorded))
+
+
+class ExtensionPlan(NamedTuple):
+    """Indices of one shape of `extend`: of each slot that is run its pair, its place in the block and the slot before
+    it; and which of them are the block at the drafting position (its slots lie side by side)."""
+
+    pairs: Tensor
+    places: Tensor
+    before: Tensor
+    drafting: slice
+
+
+@lru_cache(maxsize=128)
+def extension_plan(count: int, width: int, kept: int, device: torch.device) -> ExtensionPlan:
+    """The plan for `count` pairs, of which all but the last run `kept` of `width` slots; built once per shape."""
+    # Tensors of inference mode could not be used in a forward that takes gradients later.
+    with torch.inference_mode(False):
+        slots = slot_order(count, width, kept).to(device)
+        before = predecessors(count, width, kept).to(device)
+        return ExtensionPlan(slots // width, slots % width, before, slice((count - 1) * kept, None))
 
 
 def slot_order(count: int, width: int, kept: int) -> Tensor:

@@ -1,0 +1,85 @@
+"""Buffers hold what they say, and no more."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specblock_zoo.adaptation.buffers import HeadBuffer, HeadRows, TextBuffer, TextRows, TopRows, tensors_of, top_rows
+from specblock_zoo.training.teachers import TopTeacher
+
+HIDDEN, TOP = 6, 3
+
+
+def distributions(count: int) -> TopRows:
+    return top_rows(torch.randn(count, 12), TOP)
+
+
+def head_rows(count: int, rejected: int = 0) -> HeadRows:
+    flags = torch.arange(count) < rejected
+    return HeadRows(torch.randn(count, HIDDEN).half(), distributions(count), flags, ~flags)
+
+
+def text_rows(length: int, uncovered: int = 1) -> TextRows:
+    ids, features = torch.randint(9, (length,)).int(), torch.randn(length, HIDDEN).bfloat16()
+    return TextRows(ids, features, torch.ones(length, dtype=torch.bool), distributions(length), uncovered)
+
+
+def test_top_rows_give_the_distribution_back() -> None:
+    scores = torch.randn(5, 12)
+    rows = top_rows(scores, 12)
+    teacher = TopTeacher(torch.zeros(12, 1), torch.arange(12))
+    columns = {name: column[None] for name, column in rows.batch().items()}
+    probs = teacher.rows(columns, torch.zeros(5, dtype=torch.int64), torch.arange(5))(slice(None))
+    torch.testing.assert_close(probs, scores.softmax(-1), atol=2e-3, rtol=0)
+    cut = top_rows(scores, TOP)
+    torch.testing.assert_close(cut.log_probs.float().exp().sum(-1) + cut.tail, torch.ones(5), atol=2e-3, rtol=0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=8))
+def test_head_buffer_keeps_the_newest(sizes: list[tuple[int, int]]) -> None:
+    buffer, every = HeadBuffer(capacity=7, needed=5), []
+    for count, rejected in sizes:
+        rows = head_rows(count, min(count, rejected))
+        buffer.add(rows)
+        every.append(rows.normed)
+        assert len(buffer) <= 7
+    torch.testing.assert_close(buffer.rows().normed, torch.cat(every)[-7:])
+    fresh = sum(min(count, rejected) for count, rejected in sizes)
+    assert buffer.is_full == (fresh >= 5)
+    buffer.spent()
+    assert not buffer.is_full
+    assert len(buffer) == min(7, sum(count for count, _ in sizes))
+    buffer.clear()
+    assert (len(buffer), buffer.nbytes) == (0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), max_size=8))
+def test_text_buffer_keeps_the_newest_texts_that_teach(sizes: list[tuple[int, int]]) -> None:
+    buffer = TextBuffer(capacity=8, needed=4)
+    for length, uncovered in sizes:
+        buffer.add(text_rows(length, uncovered))
+    assert len(buffer) <= 8
+    kept = [length for length, uncovered in sizes if uncovered and length <= 8]
+    held = [len(text) for text in buffer.texts()]
+    assert held == kept[len(kept) - len(held) :]
+    assert buffer.is_full == (sum(u for length, u in sizes if length <= 8) >= 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "rows"), [(HeadBuffer, head_rows(4, 2)), (TextBuffer, text_rows(5, 3))], ids=["head", "text"]
+)
+def test_a_saved_buffer_comes_back(make: type, rows: object) -> None:
+    buffer, other = make(100, 2), make(100, 2)
+    buffer.add(rows)
+    buffer.add(rows)
+    other.load(buffer.state())
+    assert (other.fresh, len(other), other.nbytes) == (buffer.fresh, len(buffer), buffer.nbytes)
+    for name, tensor in buffer.state().items():
+        assert torch.equal(tensor, other.state()[name])
+
+
+def test_no_buffer_holds_text() -> None:
+    names = {*tensors_of(head_rows(1)), *tensors_of(text_rows(1))}
+    distribution = {"target.ids", "target.log_probs", "target.tail"}
+    assert names == {"normed", "rejected", "covered", "input_ids", "features", "loss_mask", *distribution}

@@ -1,0 +1,77 @@
+"""Both deployments keep one protocol: jobs in order, one at a time, errors as outcomes."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from specblock_zoo.adaptation.deployment import Deployment, Inline, Worker
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture(params=["inline", "worker"])
+def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    made: Deployment = Inline() if request.param == "inline" else Worker(torch.device("cpu"))
+    yield made
+    made.close()
+
+
+def test_outcomes_come_in_order(deployment: Deployment) -> None:
+    for number in range(5):
+        deployment.submit(f"job {number}", lambda number=number: number)
+    deployment.drain()
+    outcomes = deployment.poll()
+    assert [(each.name, each.result, each.error) for each in outcomes] == [(f"job {n}", n, None) for n in range(5)]
+    assert deployment.poll() == []
+
+
+def test_an_error_is_an_outcome_and_the_next_job_runs(deployment: Deployment) -> None:
+    deployment.submit("bad", lambda: 1 / 0)
+    deployment.submit("good", lambda: 1)
+    deployment.drain()
+    bad, good = deployment.poll()
+    assert isinstance(bad.error, ZeroDivisionError)
+    assert good.result == 1
+
+
+def test_one_job_at_a_time(deployment: Deployment) -> None:
+    running, most = [], []
+
+    def job() -> None:
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.005)
+        running.pop()
+
+    threads = [threading.Thread(target=deployment.submit, args=("job", job)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    deployment.drain()
+    assert most == [1] * 4
+
+
+def test_serving_waits_for_inline_updates_only() -> None:
+    gate, worker = threading.Event(), Worker(torch.device("cpu"))
+    worker.submit("slow", gate.wait)
+    assert worker.poll() == []
+    gate.set()
+    worker.drain()
+    assert worker.poll()[0].seconds == 0
+    worker.close()
+    inline = Inline()
+    inline.submit("slow", lambda: time.sleep(0.01))
+    assert inline.poll()[0].seconds >= 0.01
+
+
+@pytest.mark.gpu
+def test_a_worker_trains_on_a_stream_of_its_own() -> None:
+    worker = Worker(torch.device("cuda"))
+    worker.submit("job", lambda: torch.cuda.current_stream() == torch.cuda.default_stream())
+    worker.drain()
+    assert worker.poll()[0].result is False
+    worker.close()

@@ -1,0 +1,115 @@
+"""What is recorded is what the models computed, checked against forwards of their own."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from specblock_zoo.adaptation.feedback import CaptureSettings, Recorder
+from specblock_zoo.inference.decode import Session
+from specblock_zoo.inference.grow import Pairs
+from specblock_zoo.inference.text import Rules, Text
+from specblock_zoo.models.specblock import SpecBlockDrafter
+from specblock_zoo.structures import DraftBlock, DraftTree, Verdict
+from tests.support.adapting import NEW, plain_text, target
+from tests.support.decoding import TAPS, generate, prompt_ids, random_drafter
+
+VOCAB_TOP = CaptureSettings(top=1000)
+
+
+class Watching(SpecBlockDrafter):
+    """A drafter whose queries are recorded by a recorder the test holds."""
+
+    def query(self):
+        from contextlib import nullcontext
+
+        self.recorder = Recorder(self, VOCAB_TOP)
+        return nullcontext((self, self.recorder))
+
+
+@pytest.fixture(scope="module")
+def watched() -> tuple[Watching, Tensor]:
+    drafter = random_drafter(target(), max_nodes=12)
+    drafter.__class__ = Watching
+    return drafter, generate(target(), prompt_ids(8, 0), NEW, assistant_model=drafter)
+
+
+def test_the_text_is_recorded_as_training_reads_it(watched: tuple[Watching, Tensor]) -> None:
+    drafter, text = watched
+    assert torch.equal(text, plain_text(0))
+    feedback = drafter.recorder.finish()[0].text
+    outputs = target()(text, output_hidden_states=True)
+    states = torch.cat([outputs.hidden_states[tap + 1] for tap in TAPS], -1)[0]
+    length = len(feedback)
+    assert feedback.input_ids[1:].tolist() == text[0, 1:length].tolist()
+    torch.testing.assert_close(feedback.features[:-1], states[: length - 1].bfloat16(), atol=0.05, rtol=0.02)
+    # The prompt has eight tokens; the ninth comes from reading it, before any tree.
+    assert feedback.loss_mask.tolist() == [False] * 9 + [True] * (length - 9)
+    before = slice(8, length - 1)
+    best = outputs.logits[0, before].log_softmax(-1).max(-1)
+    assert torch.equal(feedback.target.ids[before, 0].long(), best.indices), "every target token can be drafted here"
+    torch.testing.assert_close(feedback.target.log_probs[before, 0].float(), best.values, atol=2e-3, rtol=0)
+
+
+def test_slots_are_recorded_as_far_as_their_path_is_right(watched: tuple[Watching, Tensor]) -> None:
+    drafter, _ = watched
+    feedback, rounds = drafter.recorder.finish()[0], drafter.last_stats.history
+    rows = feedback.head
+    logits = drafter.lm_head(rows.normed.float())
+    # With every target token in the draft vocabulary, the best of the top rows is the committed token.
+    wrong = logits.argmax(-1) != rows.target.ids[:, 0]
+    assert torch.equal(wrong, rows.rejected)
+    assert len(rows) >= len([each for each in rounds if len(each.tree)])
+    assert int(rows.covered.sum()) <= sum(len(each.verdict.accepted_nodes) for each in rounds)
+    uncovered = sum(
+        len(each.verdict.committed_tokens) > len(each.verdict.accepted_nodes) for each in rounds if len(each.tree)
+    )
+    assert feedback.text.uncovered == uncovered
+    assert feedback.difficulty > 0
+
+
+def test_long_texts_keep_their_end() -> None:
+    drafter = random_drafter(target())
+    whole, cut = Recorder(drafter, CaptureSettings(4)), Recorder(drafter, CaptureSettings(4, max_length=6))
+    for recorder in (whole, cut):
+        torch.manual_seed(0)
+        play(recorder, drafter)
+    long, short = whole.finish()[0].text, cut.finish()[0].text
+    assert (len(long), len(short)) == (12, 6)
+    for name in ("input_ids", "features", "loss_mask"):
+        assert torch.equal(getattr(long, name)[-6:], getattr(short, name))
+    assert torch.equal(long.target.ids[-6:], short.target.ids)
+
+
+def test_a_mistake_costs_the_feedback_only(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(random_drafter(target()), CaptureSettings())
+    recorder.judged(None, None, None, None)
+    assert recorder.failed
+    assert recorder.finish() == []
+    assert "feedback of this query is lost" in caplog.text
+
+
+def test_nobody_watches_by_default() -> None:
+    drafter = random_drafter(target())
+    with drafter.query() as (drafting, observer):
+        assert drafting is drafter
+        assert observer is None
+    assert Session.__dataclass_fields__["observer"].default is None
+
+
+def play(recorder: Recorder, drafter: SpecBlockDrafter) -> None:
+    """A prompt of nine pairs and two rounds of one token each, without models."""
+    text, width = Text(torch.zeros(1, 1, dtype=torch.int64), Rules()), drafter.config.block_width
+    first = 0
+    for count in (9, 1, 1):
+        features = torch.randn(1, count, 3 * drafter.config.target_hidden_size)
+        recorder.drafted(text, Pairs(features, torch.randint(40, (1, count)), first), block(drafter, width))
+        none = torch.zeros(0, dtype=torch.int64)
+        recorder.judged(
+            text, DraftTree(*[none] * 7), Verdict((), (3,), False), torch.randn(1, drafter.config.vocab_size)
+        )
+        first += count
+
+
+def block(drafter: SpecBlockDrafter, width: int) -> DraftBlock:
+    hidden = torch.randn(1, width, drafter.config.hidden_size)
+    return DraftBlock(hidden, torch.randn(1, width, drafter.config.draft_vocab_size), torch.randn(1, width, 4))

@@ -1,0 +1,65 @@
+"""A restored drafter is the saved one; a wrong save changes nothing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specblock_zoo.adaptation.bandit import Action
+from specblock_zoo.adaptation.saving import STATE
+from specblock_zoo.adaptation.session import AdaptiveDrafter
+from specblock_zoo.adaptation.storage import current_version
+from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
+from specblock_zoo.models.specblock import SpecBlockDrafter
+from tests.support.adapting import adaptive, ask, eager
+from tests.support.drafters import tiny_drafter
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[AdaptiveDrafter, Path]:
+    drafter, folder = adaptive(Action.HEAD), tmp_path_factory.mktemp("saved") / "state"
+    for seed in range(4):
+        ask(drafter, seed)
+    drafter.save(folder)
+    return drafter, folder
+
+
+def test_everything_comes_back(saved: tuple[AdaptiveDrafter, Path]) -> None:
+    drafter, folder = saved
+    other = adaptive(Action.HEAD)
+    other.restore(folder)
+    assert other.bandit == drafter.bandit
+    assert (other.trigger, other.updater.updates) == (drafter.trigger, drafter.updater.updates)
+    for name in ("head_buffer", "text_buffer"):
+        ours, theirs = getattr(drafter, name).state(), getattr(other, name).state()
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    for ours, theirs in ((drafter.serving, other.serving), (drafter.updater.good, other.updater.good)):
+        assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
+    states = [str(each.updater.optimizers[Action.HEAD].state_dict()["state"]) for each in (drafter, other)]
+    assert states[0] == states[1]
+    ask(other)
+
+
+def test_the_save_holds_a_drafter_like_any_other(saved: tuple[AdaptiveDrafter, Path]) -> None:
+    drafter, folder = saved
+    loaded = SpecBlockDrafter.from_pretrained(current_version(folder) / "drafter")
+    assert torch.equal(loaded.lm_head.weight, drafter.serving.lm_head.weight)
+
+
+def test_another_drafters_save_is_refused(saved: tuple[AdaptiveDrafter, Path]) -> None:
+    other = AdaptiveDrafter(tiny_drafter(), eager())
+    before = other.serving.lm_head.weight.clone()
+    with pytest.raises(WeightsMismatchError, match="expected"):
+        other.restore(saved[1])
+    assert torch.equal(other.serving.lm_head.weight, before)
+
+
+def test_a_damaged_save_is_refused(saved: tuple[AdaptiveDrafter, Path], tmp_path: Path) -> None:
+    drafter, _ = saved
+    drafter.save(tmp_path)
+    (current_version(tmp_path) / STATE).write_text("{}")
+    with pytest.raises(WeightsMismatchError, match="not a saved state"):
+        adaptive(Action.HEAD).restore(tmp_path)
+    with pytest.raises(ConfigurationError, match="no saved adaptation"):
+        adaptive(Action.HEAD).restore(tmp_path / "absent")

@@ -1,0 +1,212 @@
+"""Texts never depend on adaptation, and whatever goes wrong leaves the last good weights serving."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from specblock_zoo.adaptation.bandit import Action
+from specblock_zoo.adaptation.session import AdaptiveDrafter
+from specblock_zoo.adaptation.settings import AdaptationConfig, memory_bound
+from specblock_zoo.errors import UnsupportedOptionError
+from specblock_zoo.inference.prepack import can_prepack, optimize_for_cpu
+from specblock_zoo.models.base import Drafter
+from tests.support.adapting import NEW, adaptive, ask, eager, plain_text, target
+from tests.support.decoding import generate, prompt_ids, random_drafter
+
+BOTH = (Action.HEAD, Action.FULL)
+
+
+def snapshot(drafter: AdaptiveDrafter) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in drafter.serving.state_dict().items()}
+
+
+def same(before: dict[str, torch.Tensor], drafter: AdaptiveDrafter) -> bool:
+    return all(torch.equal(before[name], value) for name, value in drafter.serving.state_dict().items())
+
+
+@pytest.mark.parametrize("action", BOTH)
+def test_adapting_raises_the_accepted_length_and_keeps_the_text(action: Action) -> None:
+    drafter = adaptive(action)
+    taus = []
+    for _ in range(10):
+        ask(drafter)
+        taus.append(drafter.last_stats.tau)
+    assert drafter.bandit.events >= 2
+    assert taus[-1] > taus[0]
+    assert drafter.last_report.decision.reason in ("always", "filling")
+    bound = memory_bound(drafter.settings, drafter.config)
+    assert drafter.head_buffer.nbytes <= bound["head_buffer"]
+    assert drafter.text_buffer.nbytes <= bound["text_buffer"]
+
+
+def test_a_query_is_one_generate_call_in_inference_mode_too() -> None:
+    drafter = adaptive(Action.HEAD)
+    with torch.inference_mode():
+        for _ in range(4):
+            text = target().generate(
+                input_ids=prompt_ids(8, 0), max_new_tokens=NEW, do_sample=False, pad_token_id=0, assistant_model=drafter
+            )
+    assert torch.equal(text, plain_text(0))
+    assert drafter.bandit.queries == 4
+    assert drafter.bandit.events >= 1
+
+
+@pytest.mark.parametrize("deployment", ["inline", "worker"])
+def test_threads_share_one_while_it_updates_and_swaps(deployment: str) -> None:
+    drafter = adaptive(*BOTH, deployment=deployment, head_needed=4, text_needed=4)
+    with ThreadPoolExecutor(max_workers=2) as threads:
+        list(threads.map(lambda seed: ask(drafter, seed % 3), range(10)))
+    drafter.close()
+    assert drafter.bandit.queries == 10
+    assert drafter.bandit.events >= 1
+    assert drafter.bandit.pending is None
+
+
+def test_a_swap_in_mid_query_waits_for_the_next() -> None:
+    drafter = adaptive(Action.HEAD)
+    for _ in range(3):
+        ask(drafter)
+    with drafter.query() as (drafting, _):
+        before = drafting.lm_head.weight.clone()
+        drafter._swap(drafter.updater.revert())
+        assert torch.equal(drafting.lm_head.weight, before)
+        drafting.last_stats = drafter.last_stats
+        drafting.attach(target().get_input_embeddings().weight)
+    assert not torch.equal(drafter.serving.lm_head.weight, before)
+
+
+def test_several_rows_are_one_query() -> None:
+    drafter = adaptive(Action.HEAD)
+    ids = torch.cat([prompt_ids(8, seed) for seed in (0, 1)])
+    text = generate(target(), ids, NEW, assistant_model=drafter)
+    assert torch.equal(text, torch.cat([plain_text(seed) for seed in (0, 1)]))
+    assert drafter.bandit.queries == 1
+
+
+@pytest.mark.parametrize("deployment", ["inline", "worker"])
+def test_an_exception_in_the_updater_leaves_the_weights(
+    deployment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = adaptive(Action.HEAD, deployment=deployment)
+    before = snapshot(drafter)
+    monkeypatch.setattr(drafter.updater, "_train", lambda *_: 1 / 0)
+    for _ in range(4):
+        ask(drafter)
+    drafter.close()
+    assert same(before, drafter)
+    assert drafter.bandit.events == 0
+    assert drafter.bandit.pending is None
+    assert "the last weights go on serving" in caplog.text
+
+
+def test_a_loss_that_is_no_number_leaves_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = adaptive(Action.HEAD)
+    before = snapshot(drafter)
+    train = drafter.updater._train
+    monkeypatch.setattr(drafter.updater, "_train", lambda *data: [*train(*data), float("nan")])
+    for _ in range(3):
+        ask(drafter)
+    assert same(before, drafter)
+    assert drafter.bandit.events == 0
+
+
+def test_a_mistake_while_learning_costs_no_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = adaptive(Action.HEAD)
+    monkeypatch.setattr(drafter.head_buffer, "add", lambda _: 1 / 0)
+    ask(drafter)
+    assert "nothing was learned from this query" in caplog.text
+
+
+def test_frozen_drafters_stay_and_thawed_ones_learn() -> None:
+    drafter = adaptive(Action.HEAD)
+    drafter.freeze()
+    before = snapshot(drafter)
+    for _ in range(3):
+        ask(drafter)
+    assert same(before, drafter)
+    assert len(drafter.head_buffer) == 0
+    drafter.thaw()
+    for _ in range(3):
+        ask(drafter)
+    assert not same(before, drafter)
+
+
+def test_rolling_back_by_hand() -> None:
+    drafter = adaptive(Action.HEAD)
+    before = snapshot(drafter)
+    for _ in range(3):
+        ask(drafter)
+    assert not same(before, drafter)
+    drafter.rollback()
+    assert same(before, drafter)
+    assert len(drafter.head_buffer) == 0
+    ask(drafter)
+
+
+def test_the_state_is_saved_after_an_update_and_a_full_disk_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = adaptive(Action.HEAD, folder=str(tmp_path / "state"))
+    for _ in range(3):
+        ask(drafter)
+    other = adaptive(Action.HEAD)
+    other.restore(tmp_path / "state")
+    assert other.bandit.events == drafter.bandit.events
+    assert same(snapshot(other), drafter)
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("specblock_zoo.adaptation.saving.write_tensors", no_space)
+    events = drafter.bandit.events
+    for _ in range(3):
+        ask(drafter)
+    assert drafter.bandit.events > events
+    assert "could not be saved" in caplog.text
+    another = adaptive(Action.HEAD)
+    another.restore(tmp_path / "state")
+    assert another.bandit.events == events
+
+
+@pytest.mark.skipif(not can_prepack(), reason="this torch build has no oneDNN operators")
+def test_packed_weights_serve_and_learn() -> None:
+    drafter = adaptive(*BOTH, prepack=True)
+    for _ in range(4):
+        ask(drafter)
+    assert drafter.bandit.events >= 1
+    packed = optimize_for_cpu(random_drafter(target()))
+    with pytest.raises(UnsupportedOptionError, match="packed weights"):
+        AdaptiveDrafter(packed, eager())
+
+
+def test_other_drafters_are_refused() -> None:
+    class Other(Drafter):
+        extend = branch = target_tokens = None
+
+    with pytest.raises(UnsupportedOptionError, match="Cannot adapt a Other"):
+        AdaptiveDrafter(Other())
+
+
+def test_the_default_waits_for_its_warm_up() -> None:
+    drafter = AdaptiveDrafter(random_drafter(target()), AdaptationConfig(head_needed=1, text_needed=1))
+    for _ in range(3):
+        ask(drafter)
+    assert drafter.last_report.decision.reason == "warm-up"
+    assert drafter.is_attached is drafter.serving.is_attached
+
+
+@pytest.mark.gpu
+def test_a_second_device_trains() -> None:
+    if torch.cuda.device_count() < 1:
+        pytest.skip("needs an accelerator")
+    drafter = adaptive(Action.HEAD, deployment="worker", train_device="cuda:0")
+    for _ in range(6):
+        ask(drafter)
+        drafter._settle()
+    assert drafter.bandit.events >= 1
+    assert drafter.serving.device.type == "cpu"
+    drafter.close()
