@@ -20,15 +20,16 @@ from typing import Any, Literal
 import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
+from transformers import AutoConfig
 
 from specblock_zoo.bench.gpu import PARTS, Bench, tiny
 from specblock_zoo.bench.host import cpu_capability, device_name, source_commit, versions
 from specblock_zoo.bench.records import write_atomically
-from specblock_zoo.cli.plan import target_shapes
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.targets.registry import FAMILIES
 
 ROOT = Path(__file__).parents[1]
+TARGET = ROOT / "configs" / "targets" / "meta-llama" / "Llama-3.1-8B-Instruct"
 LAWS, LAW_TESTS = "laws", "tests/laws/test_devices.py"
 BUDGETS = {"forwards": 120, "decoding": 200, LAWS: 150, "training": 90}
 """Seconds that each part may take; what one leaves, the next may use."""
@@ -103,7 +104,7 @@ def bench_of(shapes: Shapes) -> Bench:
         raise ConfigurationError(
             f"No accelerator is available; the shapes of {shapes} need one with 40 GiB.", "Take --shapes tiny."
         )
-    return Bench(target_shapes("meta-llama/Llama-3.1-8B-Instruct"), device, torch.bfloat16)
+    return Bench(AutoConfig.from_pretrained(TARGET), device, torch.bfloat16)
 
 
 def provenance(shapes: Shapes) -> dict[str, Any]:

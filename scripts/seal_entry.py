@@ -17,7 +17,7 @@ SEALED_FILES = ("config.json", "model.safetensors")
 
 
 def seal(folder: Path) -> None:
-    """Rewrites `folder/entry.yaml` with hashes, block width, tap layers and vocabulary size taken from the files.
+    """Rewrites `folder/entry.yaml` with hashes, kind, block width, tap layers and vocabulary size taken from the files.
 
     Args:
         folder: of the drafter, with `config.json`, `model.safetensors` and the hand-written fields.
@@ -27,6 +27,7 @@ def seal(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     fields |= {
         "entry_version": ENTRY_VERSION,
+        "kind": config["model_type"],
         "block_width": config["block_width"],
         "num_blocks": config["num_blocks"],
         "tap_layers": config["tap_layers"],

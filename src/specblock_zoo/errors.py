@@ -1,5 +1,7 @@
 """One exception per user mistake. Each says what is wrong, names both values, and carries the remedy as `hint`."""
 
+from collections.abc import Mapping
+
 
 class SpecBlockError(Exception):
     """Base of every error this package raises on purpose; the CLI prints it and exits with code 2.
@@ -84,3 +86,16 @@ class PublishError(SpecBlockError, ValueError):
 
 class ConfigurationError(SpecBlockError, ValueError):
     """A configuration value is out of range or contradicts another one."""
+
+
+def check_values(owner: object, rules: Mapping[str, tuple[bool, str]], hint: str = "Correct the value.") -> None:
+    """Raises `ConfigurationError` for the first attribute of `owner` that is not as it should be, naming both values.
+
+    Args:
+        rules: attribute -> (whether it is in order, what is expected).
+    """
+    for name, (holds, expected) in rules.items():
+        if not holds:
+            raise ConfigurationError(
+                f"{type(owner).__name__}.{name} is {getattr(owner, name)!r}; expected {expected}.", hint
+            )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.errors import ConfigurationError, check_values
 
 FEWEST_LAYERS = 7
 FINAL_NORM = -1
@@ -165,12 +165,7 @@ class TreeSettings:
         number = type(self.min_path_prob) in (int, float)
         rules["min_path_prob"] = (number and 0.0 <= self.min_path_prob <= 1.0, "a probability, 0..1")
         rules["cost_curve"] = (self.cost_curve in COST_CURVES, f"one of {', '.join(COST_CURVES)}")
-        for name, (holds, expected) in rules.items():
-            if not holds:
-                raise ConfigurationError(
-                    f"{name} is {getattr(self, name)!r}; expected {expected}.",
-                    "Correct the drafter's configuration, or the option of this call.",
-                )
+        check_values(self, rules, "Correct the drafter's configuration, or the option of this call.")
 
 
 @dataclass(frozen=True)

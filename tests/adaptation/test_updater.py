@@ -120,7 +120,7 @@ def test_full_loss_is_the_training_loss_and_the_anchor() -> None:
 
     def loss(beta: float) -> Tensor:
         generator.manual_seed(0)
-        return full_loss(drafter, drafter, texts(drafter), UpdateSettings(beta=beta), generator)
+        return full_loss(drafter, drafter, texts(drafter), UpdateSettings(beta=beta), generator).detach()
 
     assert loss(0.0) > 0
     # Against itself, the anchor is the entropy of the draft: at most log of the vocabulary.

@@ -47,6 +47,8 @@ def test_missing_and_empty_files_and_bad_limits_are_explained(tmp_path: Path) ->
 def test_the_chat_template_is_used_where_there_is_one() -> None:
     tokenizer = character_tokenizer()
     assert encode_prompt(tokenizer, "hi").tolist() == [tokenizer("u: hi a: ")["input_ids"]]
+    conversation = encode_prompt(tokenizer, "hi", "yes", "more")
+    assert conversation.tolist() == [tokenizer("u: hi a: yes u: more a: ")["input_ids"]]
     tokenizer.chat_template = None
     assert encode_prompt(tokenizer, "hi").tolist() == [tokenizer("hi")["input_ids"]]
 

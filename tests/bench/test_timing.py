@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from specblock_zoo.bench.timing import (
     LOOP_MAX_PERIOD,
-    bootstrap_interval,
     explicit_mask,
     interleave,
+    interval_of_mean,
     is_looping,
     loop_share,
     paired_ratios,
+    rotated,
     summarize,
     thread_limit,
     time_call,
@@ -26,14 +27,17 @@ def test_cases_take_turns_item_by_item_after_one_untimed_warm_up() -> None:
     def case(name: str):
         return lambda item: calls.append(f"{name}{item}") or f"{name}{item}"
 
-    moves: list[int] = []
-    timings = interleave({"a": case("a"), "b": case("b")}, [1, 2], warm_up=0, advance=lambda: moves.append(1))
-    assert calls == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    timings = interleave({"a": case("a"), "b": case("b")}, [1, 2], warm_up=0)
+    assert calls == ["a0", "b0", "a1", "b1", "b2", "a2"]
     assert {name: [timed.outcome for timed in runs] for name, runs in timings.items()} == {
         "a": ["a1", "a2"],
         "b": ["b1", "b2"],
     }
-    assert len(moves) == 4
+
+
+def test_every_name_goes_first_and_follows_every_other_equally_often() -> None:
+    turns = [rotated(["a", "b", "c"], turn) for turn in range(3)]
+    assert turns == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
 
 
 def test_time_call_measures_wall_time() -> None:
@@ -71,14 +75,26 @@ def test_ratios_are_paired_and_need_equal_lengths() -> None:
         paired_ratios([1.0], [1.0, 2.0])
 
 
-def test_bootstrap_interval_holds_the_median_and_repeats_with_its_seed() -> None:
+def test_the_interval_holds_the_median_and_repeats_with_its_seed() -> None:
     values = [1.0, 1.2, 1.3, 1.4, 1.5, 1.9, 1.1, 1.35]
-    low, high = bootstrap_interval(values, seed=3)
-    assert min(values) <= low <= summarize(values).median <= high <= max(values)
+    middle, low, high = interval_of_mean([values], seed=3)
+    assert middle == summarize(values).median
+    assert min(values) <= low <= middle <= high <= max(values)
     assert low < high
-    assert bootstrap_interval(values, seed=3) == (low, high)
-    assert bootstrap_interval([2.0]) == (2.0, 2.0)
-    assert bootstrap_interval([2.0, 2.0]) == (2.0, 2.0)
+    assert interval_of_mean([values], seed=3) == (middle, low, high)
+    assert interval_of_mean([[2.0]]) == interval_of_mean([[2.0, 2.0]]) == (2.0, 2.0, 2.0)
+
+
+def test_the_interval_of_groups_is_narrower_than_that_of_all_values_together() -> None:
+    slow, fast = [1.0, 1.1, 1.2, 1.3], [3.0, 3.1, 3.2, 3.3]
+    middle, low, high = interval_of_mean([slow, fast])
+    _, mixed_low, mixed_high = interval_of_mean([slow + fast])
+    assert middle == pytest.approx((1.15 + 3.15) / 2)
+    assert high - low < (mixed_high - mixed_low) / 2
+    # A group of one value moves the mean and not the width.
+    alone, alone_low, alone_high = interval_of_mean([slow, [9.0]])
+    assert alone == pytest.approx((1.15 + 9.0) / 2)
+    assert alone_low < alone < alone_high
 
 
 @given(

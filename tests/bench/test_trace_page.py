@@ -20,6 +20,12 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def laptop(browser: Browser) -> None:
+    """Each test starts from the same window, whatever the one before looked at."""
+    browser.look()
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "trace.html"
@@ -60,7 +66,6 @@ def test_the_text_grows_with_the_rounds(browser: Browser, page: Path) -> None:
 
 
 def test_the_address_and_a_click_choose_a_round(browser: Browser, page: Path) -> None:
-    browser.look()
     browser.open(page, "#round=2")
     assert browser.run(ROUND) == 2
     browser.click(".round:nth-child(3)")
@@ -148,7 +153,10 @@ def test_nothing_is_fetched_and_nothing_complains(browser: Browser, page: Path) 
     browser.open(page)
     browser.press("ArrowRight", "End", "Home")
     browser.click("#as-table summary")
-    assert browser.run("document.querySelectorAll('#rows tr').length") == 5
+    # The element tells of its opening a moment later.
+    rows = "document.querySelectorAll('#rows tr').length"
+    opened = f"new Promise(done => {{ const look = () => {rows} ? done({rows}) : setTimeout(look, 20); look(); }})"
+    assert browser.run(opened) == 5
     assert [address for address in browser.requested if not address.startswith("data:")] == []
     assert browser.complaints == []
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from specblock_zoo.cli.main import main
-from tests.support.fit import QUIET, fit
+from tests.support.fit import QUIET, fit, run_options
 from tests.support.tiny import TinyRun, build_tiny_cache
 
 pytestmark = [pytest.mark.filterwarnings(rule) for rule in QUIET]
 
 
-def test_prompts_become_answers_become_a_cache_that_is_sound(
+def test_prompts_become_answers_become_a_sound_cache_become_a_drafter(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts, records, cache = tmp_path / "p.jsonl", tmp_path / "answers.jsonl", tmp_path / "cache"
@@ -33,6 +33,13 @@ def test_prompts_become_answers_become_a_cache_that_is_sound(
     assert not cache.exists()
     assert "ready for `specblock fit`" in ran("cache", *options)
     assert "sound; 3 sequences recomputed" in ran("cache_verify", str(cache), "--samples=3")
+    run = TinyRun(tiny_run.target, cache, records)
+    keep = "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint"
+    export = "--trainer.callbacks+=specblock_zoo.training.callbacks.ExportDrafter"
+    assert fit(run, tmp_path, "--trainer.max_epochs=1", keep, "--trainer.callbacks.filename=only", export) == 0
+    made = tmp_path / "run" / "version_0" / "checkpoints"
+    assert (made / "drafter" / "model.safetensors").is_file()
+    assert main(["validate", *run_options(run, tmp_path / "validation"), f"--ckpt_path={made / 'only.ckpt'}"]) == 0
 
 
 def test_a_mistake_in_the_flags_ends_with_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:

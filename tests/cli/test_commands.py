@@ -8,6 +8,7 @@ from jsonargparse import ArgumentParser
 
 from specblock_zoo.cli.commands import COMMANDS, Group, add_command, add_options, cache, call, settings_class, summary
 from specblock_zoo.cli.demo import demo
+from specblock_zoo.cli.main import main
 from specblock_zoo.data.manifest import read_manifest
 from specblock_zoo.data.settings import CacheSettings
 from tests.support.tiny import TinyRun
@@ -94,6 +95,18 @@ def test_a_group_runs_the_function_that_was_named() -> None:
 
 def test_the_cache_command_takes_a_settings_dataclass() -> None:
     assert settings_class(COMMANDS["cache"]) is CacheSettings
+
+
+def test_a_worker_says_what_it_leaves_to_others(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--records", str(tiny_run.records), "--target", str(tiny_run.target), "--out", str(tmp_path / "cache")]
+    sizes = ["--draft_vocab_size=48", "--dtype=float32", "--shard_size=5"]
+    for worker, said in (("0/2", "5 records are left to other workers"), ("1/2", "ready for `specblock fit`")):
+        with pytest.raises(SystemExit) as ended:
+            main(["cache", *flags, *sizes, f"--worker={worker}"])
+        assert ended.value.code == 0
+        assert said in capsys.readouterr().out
 
 
 def test_cache_builds_a_folder_and_says_so(

@@ -62,7 +62,9 @@ def test_a_difference_is_shown_with_both_texts(
         comparison = honest(*arguments)
         answers = [dict(row) for row in comparison.answers]
         answers[0]["drafted"] = replace(answers[0]["drafted"], tokens=(5, 6))
-        records = (comparison.records[0].model_copy(update={"equal": False}), *comparison.records[1:])
+        drafted = next(record for record in comparison.records if record.method == "drafted")
+        changed = drafted.model_copy(update={"answers": ((5, 6),)})
+        records = tuple(changed if record is drafted else record for record in comparison.records)
         return replace(comparison, records=records, answers=tuple(answers))
 
     monkeypatch.setattr(demo_module, "compare", tampered)

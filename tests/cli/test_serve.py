@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 
+from specblock_zoo.adaptation.session import AdaptiveDrafter
 from specblock_zoo.cli import serve
 from specblock_zoo.cli.main import USER_ERROR, main
 from specblock_zoo.errors import MissingPackageError
@@ -23,8 +24,26 @@ def test_absent_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_drafter_nobody_knows(tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("uvicorn")
+    pytest.importorskip("transformers.cli.serving")
     assert main(["serve", "--target", str(tiny_folders.target), "--drafter", "specblock-nobody"]) == USER_ERROR
     assert "specblock-nobody" in capsys.readouterr().err
+
+
+def test_there_must_be_something_to_adapt(tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("transformers.cli.serving")
+    assert main(["serve", "--target", str(tiny_folders.target), "--adapt"]) == USER_ERROR
+    assert "nothing can adapt" in capsys.readouterr().err
+
+
+def test_an_adapting_drafter_is_what_serves(tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch) -> None:
+    uvicorn = pytest.importorskip("uvicorn")
+    server = pytest.importorskip("specblock_zoo.cli.server")
+    served = []
+    monkeypatch.setattr(server, "build_app", lambda *parts: served.extend(parts))
+    monkeypatch.setattr(uvicorn, "run", lambda *_, **__: None)
+    serve.serve(str(tiny_folders.target), str(tiny_folders.drafter), dtype="float32", adapt=True)
+    assert isinstance(served[3], AdaptiveDrafter)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http"])
@@ -36,6 +55,7 @@ def test_ports_are_ports(port: str) -> None:
 
 def test_an_interrupt_ends_it_cleanly(tiny_folders: TinyFolders) -> None:
     pytest.importorskip("uvicorn")
+    pytest.importorskip("transformers.cli.serving")
     pytest.importorskip("fastapi")
     pytest.importorskip("openai")
     with socket.socket() as free:

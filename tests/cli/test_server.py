@@ -19,6 +19,7 @@ from tests.support.tiny_pair import POSITIONS, TinyFolders
 openai = pytest.importorskip("openai")
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
+pytest.importorskip("transformers.cli.serving")
 
 NAME, TOKENS = "tiny", 12
 

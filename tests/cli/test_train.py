@@ -1,6 +1,7 @@
 """`specblock fit` and `validate`, from the flags to the files."""
 
 import csv
+import math
 from pathlib import Path
 
 import pytest
@@ -62,22 +63,51 @@ def test_the_loss_falls_on_a_repeated_batch_and_validation_is_logged(tiny_run: T
         assert all(0 <= value <= 1 for value in rows(tmp_path, name))
 
 
-def test_a_resumed_run_ends_bit_for_bit_where_an_uninterrupted_one_does(tiny_run: TinyRun, tmp_path: Path) -> None:
-    # Three batches an epoch: the checkpoint after five updates lies in mid-epoch.
+@pytest.fixture(scope="module")
+def whole_and_resumed(tiny_run: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Runs of eight updates, one uninterrupted, one resumed after the fifth, in the middle of an epoch of three."""
+    folder = tmp_path_factory.mktemp("resumed")
     flags = ["--trainer.max_steps=8", "--data.batch_tokens=120", "--trainer.check_val_every_n_epoch=2", *CHECKPOINT]
-    assert fit(tiny_run, tmp_path / "whole", *flags) == 0
-    middle = checkpoints(tmp_path / "whole") / "step=5.ckpt"
-    assert fit(tiny_run, tmp_path / "resumed", *flags, f"--ckpt_path={middle}") == 0
-    whole, resumed = (
-        torch.load(checkpoints(tmp_path / name) / "last.ckpt", weights_only=True) for name in ("whole", "resumed")
-    )
+    assert fit(tiny_run, folder / "whole", *flags) == 0
+    middle = checkpoints(folder / "whole") / "step=5.ckpt"
+    assert fit(tiny_run, folder / "resumed", *flags, f"--ckpt_path={middle}") == 0
+    return folder / "whole", folder / "resumed"
+
+
+def test_a_resumed_run_ends_bit_for_bit_where_an_uninterrupted_one_does(whole_and_resumed: tuple[Path, Path]) -> None:
+    whole, resumed = (torch.load(checkpoints(run) / "last.ckpt", weights_only=True) for run in whole_and_resumed)
     assert whole["global_step"] == resumed["global_step"] == 8
     assert whole["epoch"] >= 1
     assert whole["state_dict"].keys() == resumed["state_dict"].keys()
     for name, tensor in whole["state_dict"].items():
         assert torch.equal(tensor, resumed["state_dict"][name]), name
-    middle_weights = torch.load(middle, weights_only=True)["state_dict"]
-    assert any(not torch.equal(tensor, middle_weights[name]) for name, tensor in whole["state_dict"].items())
+    middle = torch.load(checkpoints(whole_and_resumed[0]) / "step=5.ckpt", weights_only=True)["state_dict"]
+    assert any(not torch.equal(tensor, middle[name]) for name, tensor in whole["state_dict"].items())
+
+
+def test_a_resumed_schedule_goes_on_from_the_update_and_not_from_the_epoch(
+    whole_and_resumed: tuple[Path, Path],
+) -> None:
+    for update, run in ((5, 0), (6, 1), (8, 1)):
+        stored = torch.load(checkpoints(whole_and_resumed[run]) / f"step={update}.ckpt", weights_only=True)
+        assert stored["lr_schedulers"][0]["last_epoch"] == update > stored["epoch"] + 1
+        # One update of warm-up, then seven on a half cosine.
+        expected = 1e-4 * 0.5 * (1 + math.cos(math.pi * (update - 1) / 7))
+        assert stored["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")
+def test_last_finds_the_run_before_and_the_first_run_starts_anew(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Each run writes a version of its own."""
+    versions = "--trainer.logger.version=null"
+    for version, steps in enumerate((2, 3)):
+        flags = [versions, f"--trainer.max_steps={steps}", "--ckpt_path=last", *CHECKPOINT]
+        assert fit(tiny_run, tmp_path, *flags) == 0
+        folder = tmp_path / "run" / f"version_{version}" / "checkpoints"
+        assert (
+            sorted(file.name for file in folder.glob("step=*"))
+            == ["step=1.ckpt", "step=2.ckpt", "step=3.ckpt"][2 * version : steps]
+        )
 
 
 def test_the_exported_folder_is_the_checkpoints_drafter(tiny_run: TinyRun, tmp_path: Path) -> None:
@@ -188,6 +218,7 @@ def test_shipped_callbacks_add_to_a_configuration(
     if name == "tau":
         assert rows(tmp_path, "tau")[-1] >= 1
         assert [file for file in kept if file.startswith("best-tau=")]
+        assert "drafter-best" in kept
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning import LightningModule, Trainer
@@ -75,6 +77,24 @@ def test_a_loader_is_taken_up_at_the_same_batch(cache_dir, num_workers, left):
     assert len(rest) == left
     assert seen(resumed) == rest
     assert seen(resumed) == seen(loader), "the next epoch agrees too"
+
+
+def test_no_process_waits_for_another_before_its_first_batch(cache_dir, monkeypatch):
+    """Elsewhere the first process prepares the data while the others wait, until their time runs out."""
+
+    def refuse(*arguments, **options):
+        raise AssertionError("a process would wait for the others")
+
+    for name in ("barrier", "broadcast", "broadcast_object_list", "all_gather", "all_gather_object", "all_reduce"):
+        monkeypatch.setattr(torch.distributed, name, refuse)
+    firsts = []
+    for rank in (1, 0):
+        data = FeatureDataModule(cache_dir, batch_tokens=70, val_fraction=0.2)
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
+        data.prepare_data()
+        data.setup("fit")
+        firsts.append(next(iter(data.train_dataloader()))["input_ids"].tolist())
+    assert firsts[0] != firsts[1]
 
 
 def test_without_validation_there_is_no_validation_loader(cache_dir):

@@ -99,6 +99,7 @@ def test_an_unfinished_cache_is_refused_with_what_is_there(tmp_path):
 def test_a_broken_vocabulary_file_is_refused_with_its_name(tmp_path, spoil):
     make_cache(tmp_path)
     cache = FeatureCache(tmp_path)
+    assert (tmp_path / VOCAB_FILE).stat().st_mode & 0o777 == 0o644
     assert int(cache.vocab_map().t2d.sum()) == 48
     spoil(tmp_path / VOCAB_FILE)
     with pytest.raises(CorruptCacheError, match=VOCAB_FILE):

@@ -42,7 +42,7 @@ def test_the_card_states_numbers_data_and_provenance() -> None:
         "| mawps | MIT | 900 |",
         "torch 2.13.0",
         "specblock fit -c configs/train/tiny.yaml",
-        "plain, explicit mask",
+        "(plain_masked), the median over prompts, over several tasks the mean of their medians,",
     ):
         assert fact in text
     assert "[More Information Needed]" not in text
@@ -103,7 +103,7 @@ def test_an_unmeasured_entry_says_so() -> None:
 
 def test_the_framework_card_lists_every_drafter_and_source() -> None:
     text = str(card.framework_card((MEASURED,)))
-    assert f"| `{NAME}` | someone/tiny | trained | 2.17 | 1.50 [1.50, 1.70] | 4/4 |" in text
+    assert f"| `{NAME}` | someone/tiny | trained | 2.17 | 1.55 [1.50, 1.60] | 4/4 |" in text
     assert f"| `{NAME}` | mbpp | CC-BY-4.0 | 100 |" in text
     assert "No drafter has been trained yet." in str(card.framework_card(()))
 

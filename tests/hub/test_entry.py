@@ -28,6 +28,7 @@ def test_an_entry_survives_the_disk(tmp_path: Path) -> None:
         ("specblock-smollm2-135m.k4m1-v1", NameParts("smollm2-135m", 4, 1, "v1")),
         ("specblock-llama-3.1-8b.k4m2-published", NameParts("llama-3.1-8b", 4, 2, "published")),
         ("specblock-qwen3-8b.k12m3-v10", NameParts("qwen3-8b", 12, 3, "v10")),
+        ("specblock-smollm2-135m.eagle3-v1", NameParts("smollm2-135m", None, None, "v1", "eagle3")),
     ],
 )
 def test_names_are_taken_apart(name: str, parts: NameParts) -> None:
@@ -60,18 +61,28 @@ def test_names_against_the_grammar_are_refused(name: str) -> None:
         ({"block_width": 5}, r"states .*'tiny', 4, 2.*the fields \('tiny', 5, 2\)"),
         ({"name": "specblock-other.k4m2-v1"}, "'other', 4, 2"),
         ({"name": "tiny"}, "not a zoo name"),
+        ({"kind": "eagle3"}, r"states \(target, kind\) .*'specblock'.*the fields .*'eagle3'"),
+        ({"name": "specblock-tiny.eagle3-v1"}, r"'eagle3'.*the fields .*'specblock'"),
+        ({"kind": "nothing"}, "known: specblock"),
         ({"status": "lost"}, "status"),
         ({"files": {"model.safetensors": "abc"}}, "files.model.safetensors"),
         ({"training": None}, "'trained' needs training"),
         ({"status": "published", "training": None}, "'published' needs repository"),
         ({"draft_vocabulary": {"size": 10, "coverage": 1.2}}, "coverage"),
-        ({"tap_layers": []}, "tap_layers"),
+        ({"tap_layers": [-1]}, "tap_layers"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, object], problem: str) -> None:
     rewrite(tmp_path, **changes)
     with pytest.raises(ConfigurationError, match=problem):
         read_entry(tmp_path)
+
+
+def test_a_baseline_is_named_after_its_kind(tmp_path: Path) -> None:
+    rewrite(tmp_path, name="specblock-tiny.eagle3-v1", kind="eagle3", block_width=1)
+    found = read_entry(tmp_path)
+    assert (found.kind, found.block_width) == ("eagle3", 1)
+    assert entry().kind == "specblock"
 
 
 def test_a_recipe_needs_a_plan_and_no_weights(tmp_path: Path) -> None:

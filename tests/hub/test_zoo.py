@@ -47,6 +47,15 @@ def test_an_ambiguous_name_lists_what_it_fits(filled: Path) -> None:
         zoo.find("specblock-tiny", filled)
 
 
+def test_a_name_without_its_tag_is_never_a_baseline_beside_a_drafter_of_the_method(filled: Path) -> None:
+    baseline = "specblock-tiny.eagle3-v1"
+    found = zoo.find(NAME, filled).model_copy(update={"name": baseline, "kind": "eagle3"})
+    (filled / baseline).mkdir()
+    write_entry(found, filled / baseline)
+    assert zoo.find("specblock-tiny", filled).name == NAME
+    assert zoo.find(baseline, filled).kind == "eagle3"
+
+
 def test_an_unknown_name_lists_the_nearest(filled: Path) -> None:
     with pytest.raises(UnknownNameError, match=f"'specblock-tine'; nearest: {NAME}"):
         zoo.resolve("specblock-tine", filled)

@@ -22,11 +22,11 @@ def test_every_forward_can_be_repeated(form: Form) -> None:
     for size in (1, 7, 1):
         bench.verify(size)
     assert seen == [1, 7, 1]
-    assert bench._target_cache.get_seq_length() == 20
+    assert bench.verifier.cache.get_seq_length() == 20
     for _ in range(3):
         bench.first_block()
         bench.branch(5)
-    assert len(bench._drafter_cache) == 20 * drafter.config.context_slots
+    assert len(bench.drafter_cache) == 20 * drafter.config.context_slots
 
 
 @torch.no_grad()

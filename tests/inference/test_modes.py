@@ -1,6 +1,8 @@
 """A target is asked once whether it judges trees; where it does not, chains are drafted and the text is the same."""
 
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -102,6 +104,20 @@ def test_nobody_is_asked_twice() -> None:
     model.set_attn_implementation("eager")
     assert judges_trees(model, Form.ADDITIVE, compare)
     assert len(asked) == 2
+
+
+def test_threads_that_come_at_once_ask_once() -> None:
+    asked = []
+
+    def compare(*_: object) -> float:
+        asked.append(1)
+        time.sleep(0.02)
+        return 0.0
+
+    model = target_of("llama")
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        assert all(threads.map(lambda _: judges_trees(model, Form.ADDITIVE, compare), range(8)))
+    assert len(asked) == 1
 
 
 def test_unknown_attention_is_refused_with_the_known_ones() -> None:

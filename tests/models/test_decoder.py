@@ -10,7 +10,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.models.decoder import (
     DecoderLayer,
+    draft_attention,
     inverse_frequencies,
+    joined_attention,
     masked_attention,
     rotary,
     split_attention,
@@ -79,3 +81,7 @@ def test_split_attention_equals_joined_attention(
         query.flatten(0, 1), KeyValues(*(tensor.flatten(0, 1) for tensor in joined)), mask.flatten(0, 1)[:, None]
     )
     torch.testing.assert_close(found.flatten(0, 1), expected, atol=1e-5, rtol=1e-5)
+    fused = joined_attention(query, shared, own, shared_mask, own_mask)
+    torch.testing.assert_close(fused, found, atol=1e-5, rtol=1e-5)
+    chosen = draft_attention(query, shared, own, None, own_mask)
+    torch.testing.assert_close(chosen, split_attention(query, shared, own, None, own_mask), atol=1e-5, rtol=1e-5)

@@ -49,6 +49,14 @@ def test_parts_beyond_the_time_are_named() -> None:
     assert noted["late"]["status"] == "no time left"
 
 
+def test_a_part_alone_prints_one_json_line() -> None:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "gpu_check.py"), "--shapes=tiny", "--part=training"]
+    outcome = script.run_part(command, 250.0)
+    assert outcome["status"] == "done", outcome
+    assert outcome["result"]["tokens_per_s"] > 0
+
+
+@pytest.mark.slow
 def test_the_whole_check_runs_on_any_machine(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     command = [str(REPOSITORY / "scripts" / "gpu_check.sh"), "--shapes=tiny", f"--out={out}"]

@@ -13,7 +13,7 @@ from specblock_zoo.adaptation.settings import AdaptationConfig
 from specblock_zoo.adaptation.updater import UpdateSettings
 from tests.support.decoding import generate, prompt_ids, random_drafter, target_of
 
-NEW = 16
+NEW = 14
 FAST = UpdateSettings(head_learning_rate=1e-2, full_learning_rate=3e-3, head_epochs=4)
 
 

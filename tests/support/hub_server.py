@@ -346,6 +346,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub_cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(transformers_hub, "_hf_api", None)
+        monkeypatch.setattr(transformers_hub, "_hf_api", None, raising=False)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield running

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from specblock_zoo.bench.folder import RUN_VERSION, Run, hash_identity
 from specblock_zoo.bench.records import AnswerRecord, Provenance, Results, write_results
 from specblock_zoo.bench.report import DRAFTED, PLAIN, PLAIN_MASKED, summarize_run
 from specblock_zoo.hub.entry import (
@@ -72,11 +73,9 @@ def prompt(task: str = "chat", number: int = 0, speedup: float = 1.5, looping: b
     return [*plain, record(DRAFTED, task, number, **answers, **drafted)]
 
 
-def results() -> Results:
-    """Two tasks of two prompts."""
-    chat, code = [*prompt(), *prompt(number=1, looping=True)], [*prompt("code"), *prompt("code", 1, speedup=1.7)]
-    overall, tasks = summarize_run([*chat, *code])
-    provenance = Provenance(
+def provenance() -> Provenance:
+    """Where the known numbers were measured."""
+    return Provenance(
         commit="0" * 40,
         command="specblock bench --config configs/bench/smollm2-135m.yaml",
         device="a processor",
@@ -88,7 +87,29 @@ def results() -> Results:
         max_new_tokens=20,
         versions={"torch": "2.13.0"},
     )
-    return Results(drafter=NAME, target="tiny", provenance=provenance, overall=overall, tasks=tasks, version=2)
+
+
+def run(**identity: Any) -> Run:
+    """A run of `prompt` records: two plain methods and one drafter, one prompt of two tasks, greedy."""
+    facts = {"max_new_tokens": 20, "prompts": 1, "temperatures": [0.0], "seeds": [0], "task chat": "", "task code": ""}
+    facts |= identity
+    return Run(
+        version=RUN_VERSION,
+        sha256=hash_identity(facts),
+        identity=facts,
+        target="tiny",
+        methods=dict(KINDS),
+        drafters={DRAFTED: NAME},
+        reference=None,
+        provenance=provenance(),
+    )
+
+
+def results() -> Results:
+    """Two tasks of two prompts."""
+    chat, code = [*prompt(), *prompt(number=1, looping=True)], [*prompt("code"), *prompt("code", 1, speedup=1.7)]
+    overall, tasks = summarize_run([*chat, *code])
+    return Results(drafter=NAME, target="tiny", provenance=provenance(), overall=overall, tasks=tasks, version=2)
 
 
 def entry(folder: Path | None = None, name: str = NAME) -> ZooEntry:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.inference.versions import CACHE_NAME
 from specblock_zoo.structures import FINAL_NORM
 from specblock_zoo.targets.capture import capture, forward_with_taps
 from specblock_zoo.targets.registry import FAMILIES
@@ -60,14 +61,14 @@ def test_forward_arguments_pass_through_untouched(model):
     """A tree-masked, cached step with one logits row gives the same as plain forwards over the paths."""
     prefix, first, second = torch.tensor([[4, 5, 6]]), 7, 8
     cache = DynamicCache(config=model.config)
-    _, before = forward_with_taps(model, TAPS, input_ids=prefix, cache=cache)
+    _, before = forward_with_taps(model, TAPS, input_ids=prefix, **{CACHE_NAME: cache})
     mask = torch.zeros(1, 1, 2, 5)
     mask[0, 0, 1, 3] = torch.finfo(torch.float32).min
     outputs, step = forward_with_taps(
         model,
         TAPS,
         input_ids=torch.tensor([[first, second]]),
-        cache=cache,
+        **{CACHE_NAME: cache},
         attention_mask=mask,
         position_ids=torch.tensor([[3, 3]]),
         logits_to_keep=1,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specblock_zoo.errors import ConfigurationError
@@ -21,6 +21,7 @@ STEPS = ["--trainer.max_steps=4", "--model.adamw.learning_rate=0.01", "--model.a
 def test_the_folder_loads_as_the_same_drafter_without_embeddings(tmp_path: Path) -> None:
     drafter = tiny_drafter(seed=0)
     save_folder(drafter, tmp_path / "drafter")
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "drafter").iterdir()} == {0o644}
     loaded = SpecBlockDrafter.from_pretrained(tmp_path / "drafter")
     assert not loaded.is_attached
     for name, tensor in drafter.state_dict().items():
@@ -61,6 +62,49 @@ def test_a_run_without_a_place_to_export_to_is_refused() -> None:
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     with pytest.raises(ConfigurationError, match="no folder"):
         ExportDrafter().setup(trainer, trainer.lightning_module, "fit")
+
+
+class GivenScores(Callback):
+    """Logs the score of each update."""
+
+    def __init__(self, scores: list[float]) -> None:
+        self.scores = scores
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
+        pl_module.log("score", self.scores[trainer.global_step - 1])
+
+
+@pytest.mark.filterwarnings("ignore:Experiment logs directory", "ignore:Checkpoint directory")
+def test_the_best_drafter_is_kept_apart_from_the_last_also_over_a_resume(
+    tiny_run: TinyRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = [
+        f"--trainer.callbacks+={GivenScores.__module__}.GivenScores",
+        "--trainer.callbacks.scores=[1, 3, 2, 0]",
+        "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
+        *("--trainer.callbacks.monitor=score", "--trainer.callbacks.mode=max", "--trainer.callbacks.save_top_k=-1"),
+        *("--trainer.callbacks.every_n_train_steps=1", "--trainer.callbacks.filename={step}"),
+        "--trainer.callbacks+=specblock_zoo.training.callbacks.ExportDrafter",
+        "--trainer.callbacks+=specblock_zoo.training.callbacks.ExportDrafter",
+        "--trainer.callbacks.which=best",
+    ]
+    places = tmp_path / "run" / "version_0" / "checkpoints"
+    caplog.set_level("INFO", logger="lightning.pytorch.utilities.rank_zero")
+    assert fit(tiny_run, tmp_path, *flags, "--trainer.max_steps=3") == 0
+    assert f"{places / 'drafter-best'}: drafter of update 2 (best, score 3)" in caplog.text
+    assert f"{places / 'drafter'}: drafter of update 3 (last)" in caplog.text
+    assert fit(tiny_run, tmp_path, *flags, "--trainer.max_steps=4", f"--ckpt_path={places / 'step=3.ckpt'}") == 0
+    for folder, step in (("drafter-best", 2), ("drafter", 4)):
+        exported = SpecBlockDrafter.from_pretrained(places / folder).lm_head.weight
+        assert torch.equal(exported, stored(tmp_path, f"step={step}.ckpt")["state_dict"]["drafter.lm_head.weight"])
+
+
+def test_the_best_needs_a_monitor_and_there_is_no_third_kind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="which is 'first'; expected last or best"):
+        ExportDrafter(which="first")
+    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[ModelCheckpoint(tmp_path / "checkpoints")])
+    with pytest.raises(ConfigurationError, match="no ModelCheckpoint has a monitor"):
+        ExportDrafter(which="best").setup(trainer, trainer.lightning_module, "fit")
 
 
 def stored(folder: Path, name: str) -> dict[str, torch.Tensor]:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.functional.losses import cross_entropy
 from specblock_zoo.functional.vocab import build_vocab_map, target_to_draft
 from specblock_zoo.models.eagle3 import Eagle3Config, Eagle3Drafter
-from specblock_zoo.structures import BranchMemory, KeyValues
 from specblock_zoo.targets.registry import FAMILIES
 from specblock_zoo.training.eagle3 import METHOD, initialise, layer_parameters, rollout
 from specblock_zoo.training.initialise import drafter_config
@@ -18,9 +18,11 @@ from specblock_zoo.training.method import Assumptions
 from specblock_zoo.training.rollout import RolloutSettings
 from specblock_zoo.training.teachers import Teacher
 from tests.support.drafters import DRAFT_VOCAB, HIDDEN, VOCAB, tiny_eagle3
+from tests.support.eagle import logits_along
 
 STEPS = 4
 SETTINGS = RolloutSettings(block_sampling=(1.0,) * (STEPS - 1))
+SMALL = {"draft_vocab_size": DRAFT_VOCAB, "train_blocks": STEPS}
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 
 
@@ -41,25 +43,10 @@ def make_teacher(drafter: Eagle3Drafter) -> Teacher:
 
 
 def decoded_logits(drafter: Eagle3Drafter, batch: Mapping[str, Tensor], sequence: int, position: int) -> list[Tensor]:
-    """Draft logits `[draft_vocab]` of every step from one drafting position, by `extend` and `branch`, true tokens."""
+    """Draft logits of every step from one drafting position, decoded with the text's own tokens."""
     tokens, pairs = batch["input_ids"][sequence], position + 1
-    features = batch["features"][sequence : sequence + 1, :pairs]
-    first = drafter.extend(features, tokens[None, 1 : pairs + 1], torch.arange(pairs)[None])
-    context = tuple(KeyValues(held.keys[:, :, :-1], held.values[:, :, :-1]) for held in first.context)
-    logits, block, path = [first.block.logits[0, 0]], first.block, first.path
-    for depth in range(1, STEPS):
-        if position + 1 + depth >= len(tokens):
-            break
-        memory = BranchMemory(context, path, torch.ones(1, path[0].keys.shape[2], dtype=torch.bool))
-        fed, depths = tokens[position + 1 + depth][None], torch.tensor([depth])
-        output = drafter.branch(fed, block.hidden[:, 0], depths, torch.tensor(position), memory)
-        block = output.block
-        path = tuple(
-            KeyValues(torch.cat((old.keys, new.keys), 2), torch.cat((old.values, new.values), 2))
-            for old, new in zip(path, output.path, strict=True)
-        )
-        logits.append(block.logits[0, 0])
-    return logits
+    path = tokens[pairs + 1 : pairs + STEPS].tolist()
+    return logits_along(drafter, batch["features"][sequence : sequence + 1, :pairs], tokens[None, 1 : pairs + 1], path)
 
 
 def decoded_losses(drafter: Eagle3Drafter, batch: Mapping[str, Tensor], teacher: Teacher) -> tuple[Tensor, Tensor]:
@@ -168,5 +155,23 @@ def test_an_option_of_another_kind_of_drafter_is_refused() -> None:
     target = FAMILIES["llama"].tiny_config()
     config = drafter_config(target, {"draft_vocab_size": DRAFT_VOCAB}, {"model_type": "eagle3"})
     assert isinstance(config, Eagle3Config)
-    with pytest.raises(Exception, match="shift"):
+    with pytest.raises(ConfigurationError, match="shift"):
         drafter_config(target, {}, {"model_type": "eagle3", "shift": "none"})
+
+
+def test_the_state_that_the_head_reads_is_known_up_to_its_size() -> None:
+    """Where the batch has the target's last states, the condition is fitted to them, at the size of the tap."""
+    target = FAMILIES["llama"].tiny_model(vocab_size=VOCAB)
+    hidden = target.config.hidden_size
+    drafter = Eagle3Drafter(drafter_config(target.config, {"tap_layers": (1, 2, 3), **SMALL}, {"model_type": "eagle3"}))
+    drafter.attach(target.get_input_embeddings().weight)
+    torch.manual_seed(0)
+    tokens, features = torch.randint(VOCAB, (8, 40)), torch.randn(8, 40, 3 * hidden)
+    batch = {"input_ids": tokens, "features": features, "attention_mask": torch.ones(8, 40, dtype=torch.bool)}
+    wanted = features[:, :-1, :hidden]
+    batch["last_hidden"] = torch.zeros(8, 40, hidden)
+    batch["last_hidden"][:, 1:] = 5 * wanted * target.get_decoder().norm.weight.detach()
+    initialise(drafter, target, [batch], tokens=1)
+    with torch.no_grad():
+        found = drafter.condition(features[:, :-1])
+    assert float(torch.cosine_similarity(found, wanted, dim=-1).mean()) > 0.97

@@ -28,6 +28,7 @@ def batch_of(head, top):
     return {**batch, layout.LAST_HIDDEN: states, "input_ids": torch.randint(5, 25, (2, 5))}
 
 
+FORMS = ("topk", "last_hidden")
 KINDS = {layout.TOP_IDS: np.int64, layout.TOP_LOG_PROBS: np.float16, layout.TAIL_MASS: np.float32}
 
 
@@ -75,6 +76,40 @@ def test_the_mass_of_the_other_tokens_is_kept_and_spread_evenly(head):
     others = others[~others.isnan()].view(4, -1)
     assert torch.equal(others.amax(-1), others.amin(-1))
     torch.testing.assert_close(others.sum(-1), 1 - best.values.sum(-1), atol=1e-3, rtol=0)
+
+
+def test_all_tokens_kept_differ_by_the_rounding_of_float16_alone(head):
+    batch = batch_of(head, DRAFT_VOCAB)
+    kept, full = (TEACHERS[name](head, DRAFT_IDS).rows(batch, SEQUENCE, STATE)(EVERYTHING) for name in FORMS)
+    rounding = full.log().abs() * 2**-11
+    assert ((kept - full).abs() <= full * rounding.expm1() + 1e-6).all()
+
+
+@pytest.mark.parametrize("top", [1, 2, 4])
+def test_few_tokens_err_by_the_tail_at_most(head, top):
+    """Total variation, of the distribution and so of the gradient of cross-entropy in the logits."""
+    batch = batch_of(head, top)
+    kept, full = (TEACHERS[name](head, DRAFT_IDS).rows(batch, SEQUENCE, STATE)(EVERYTHING) for name in FORMS)
+    tail = 1 - full.topk(top).values.sum(-1)
+    distance = 0.5 * (kept - full).abs().sum(-1)
+    assert (distance <= tail + 1e-3).all()
+    assert distance.max() > 1e-3, "a bound on nothing"
+
+
+def test_mass_outside_the_draft_vocabulary_is_in_no_teacher(head):
+    """The tail is what is left of the distribution over the draft vocabulary, not of the one over the whole."""
+    batch = batch_of(head, 4)
+    states = batch[layout.LAST_HIDDEN][SEQUENCE, STATE].float()
+    outside = states.sum(0, keepdim=True).expand(5, HIDDEN) * 4
+    whole = torch.nn.functional.linear(states, torch.cat((outside, head, outside))).softmax(-1)
+    inside = whole[:, DRAFT_IDS >= 0]
+    assert (inside.sum(-1) < 0.5).any(), "tokens outside must matter for this to say something"
+    expected = inside / inside.sum(-1, keepdim=True)
+    best = expected.topk(4)
+    kept, full = (TEACHERS[name](head, DRAFT_IDS).rows(batch, SEQUENCE, STATE)(EVERYTHING) for name in FORMS)
+    torch.testing.assert_close(full, expected)
+    torch.testing.assert_close(kept.gather(-1, best.indices), best.values, atol=1e-3, rtol=1e-2)
+    torch.testing.assert_close(batch[layout.TAIL_MASS][SEQUENCE, STATE], 1 - best.values.sum(-1), atol=1e-5, rtol=1e-4)
 
 
 def test_the_text_is_certain_of_its_next_token(head):

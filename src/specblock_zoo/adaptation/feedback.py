@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from specblock_zoo.adaptation.buffers import HeadRows, TextRows, TopRows, top_rows
-from specblock_zoo.functional.vocab import target_to_draft
 from specblock_zoo.inference.grow import Pairs
 from specblock_zoo.inference.text import Text
 from specblock_zoo.models.specblock import SpecBlockDrafter
@@ -97,27 +96,28 @@ class Recorder:
         """The feedback of every row with a judged tree, on the host; empty if something went wrong."""
         if self.failed:
             return []
-        draft_ids = target_to_draft(self._drafter.t2d).tolist()
-        return [self._row(row, draft_ids) for row in self._rows.values() if row.rounds and row.pairs]
+        return [self._row(row) for row in self._rows.values() if row.rounds and row.pairs]
 
-    def _row(self, row: _Watched, draft_ids: list[int]) -> Feedback:
+    def _row(self, row: _Watched) -> Feedback:
         top = top_rows(torch.cat(row.scores), self._settings.top)
         top = TopRows(top.ids.cpu(), top.log_probs.cpu(), top.tail.cpu())
-        head, uncovered = self._slots(row, top, draft_ids)
+        head, uncovered = self._slots(row, top)
         return Feedback(head, _text(row, top, uncovered, self._settings.max_length), -float(top.log_probs[:, 0].mean()))
 
-    def _slots(self, row: _Watched, top: TopRows, draft_ids: list[int]) -> tuple[HeadRows, int]:
+    def _slots(self, row: _Watched, top: TopRows) -> tuple[HeadRows, int]:
         """Slots of first blocks whose earlier slots are all right, as in training; and rejections outside the tree."""
         blocks = [each.block for each in row.rounds if each.block is not None]
         greedy = iter(self._drafter.target_tokens(torch.stack([best for _, best in blocks])).tolist())
         states = torch.stack([hidden for hidden, _ in blocks])
+        committed = torch.tensor([token for each in row.rounds for token in each.committed], device=states.device)
+        draftable = self._drafter.t2d[committed].tolist()
         picked: list[tuple[int, int, int, bool, bool]] = []
         number, first = -1, 0
         for each in row.rounds:
             if each.block is not None:
                 number, best = number + 1, next(greedy)
                 for slot, token in enumerate(each.committed[: len(best)]):
-                    if draft_ids[token] < 0:
+                    if not draftable[first + slot]:
                         break
                     picked.append((number, slot, first + slot, best[slot] != token, slot < each.accepted))
                     if best[slot] != token:

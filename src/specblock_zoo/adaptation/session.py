@@ -63,7 +63,7 @@ class AdaptiveDrafter(Drafter):
     one assignment, so that texts never depend on it and threads may share one adaptive drafter.
 
     Args:
-        drafter: a SpecBlock drafter in plain layout; its own weights are never changed.
+        drafter: a SpecBlock drafter in plain layout, on the target's device; its own weights are never changed.
         settings: how it adapts.
 
     Raises:

@@ -110,7 +110,7 @@ def describe_run(planned: Plan, bench: Workbench, command: str) -> Run:
         version=RUN_VERSION,
         sha256=hash_identity(identity),
         identity=identity,
-        target=settings.target,
+        target=Path(settings.target).name if Path(settings.target).is_dir() else settings.target,
         methods={each.name: each.kind for each in planned.methods},
         drafters={each.name: each.spec.drafter for each in planned.methods if isinstance(each.spec, Drafted)},
         reference=settings.reference,

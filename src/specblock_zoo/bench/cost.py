@@ -52,6 +52,7 @@ def verify_cost(
             verifier.cache.crop(-count)
             if repeat:
                 times[count].append(1000.0 * timed.seconds)
+    verifier.close()
     return tuple(_point(count, values) for count, values in times.items())
 
 

@@ -69,7 +69,8 @@ class Bench:
         with self.device:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(self.target, dtype=self.dtype)
         model.generation_config.eos_token_id = None
-        return model.eval()
+        model.eval()
+        return model
 
     def drafter(self, kind: str, dtype: torch.dtype, oracle: bool = False) -> Any:
         """A drafter of one kind with random weights, the first ids of the target as its draft vocabulary."""
@@ -119,9 +120,8 @@ def forwards(bench: Bench) -> dict[str, Any]:
     target = Workbench(model, drafters["specblock"], form_of(model), bench.context)
     rounds = {kind: DraftRound(drafter, bench) for kind, drafter in drafters.items()}
     cases: dict[str, Callable[[int], Any]] = {f"draft {kind}": round_.run for kind, round_ in rounds.items()}
-    cases["target, 1 token"] = lambda _: target.verify(1)
-    for nodes in bench.nodes:
-        cases[f"verify, {nodes} nodes"] = lambda _, nodes=nodes: target.verify(nodes + 1)
+    cases["target, 1 token"] = verified(target, 1)
+    cases |= {f"verify, {nodes} nodes": verified(target, nodes + 1) for nodes in bench.nodes}
     found = medians(cases, bench.repeats)
     verify = found[f"verify, {bench.nodes[-2]} nodes"]["ms"]
     drafts = {kind: found[f"draft {kind}"]["ms"] for kind in drafters}
@@ -134,6 +134,11 @@ def forwards(bench: Bench) -> dict[str, Any]:
         "weights_mib": {"target": weights_mib(model), **{kind: weights_mib(each) for kind, each in drafters.items()}},
         "peak_memory_mib": memory_mib(bench.device),
     }
+
+
+def verified(target: Workbench, tokens: int) -> Callable[[int], Any]:
+    """The case of a target forward over `tokens` tokens."""
+    return lambda _: target.verify(tokens)
 
 
 class DraftRound:
@@ -231,7 +236,7 @@ def training(bench: Bench) -> dict[str, Any]:
     batch = half_right_batch(bench, head)
     # A rate of zero: an update costs the same, and the share of rows that stay right does not move.
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=0.0, foreach=True)
-    generator = torch.Generator(bench.device).manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     rows: list[int] = []
 
     def step(_: int) -> None:

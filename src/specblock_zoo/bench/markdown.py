@@ -116,13 +116,19 @@ def _places(shares: dict[str, float]) -> str:
 
 def variants(summary: Summary, temperature: float) -> str:
     """The table of an ablation."""
+    found = summary.outcomes[temperature]
     rows = [
-        (each.name, interval(each.ratio), "{:+.2f} [{:+.2f}, {:+.2f}]".format(*each.tau_gain))
+        (
+            each.name,
+            interval(each.ratio),
+            "{:+.2f} [{:+.2f}, {:+.2f}]".format(*each.tau_gain),
+            share(found[each.name].overall.draft_ms, found[str(summary.run.reference)].overall.draft_ms),
+        )
         for each in summary.variants[temperature]
     ]
     if not rows:
         return ""
-    header = ("variant", "throughput / reference's [95 %]", "tau - reference's [95 %]")
+    header = ("variant", "throughput / reference's [95 %]", "tau - reference's [95 %]", "draft ms / reference's")
     return f"### Variants beside {summary.run.reference}\n\n" + table(header, rows)
 
 
@@ -138,6 +144,11 @@ def verify_cost(summary: Summary) -> str:
 def taus(task: TaskResult) -> str:
     """Tau, and in brackets without looping answers."""
     return f"{number(task.tau)} ({number(task.tau_without_loops)})"
+
+
+def share(part: float, whole: float) -> str:
+    """A ratio in per cent, or a dash."""
+    return f"{part / whole:.0%}" if whole else "-"
 
 
 def number(value: float | None) -> str:

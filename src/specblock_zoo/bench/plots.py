@@ -99,7 +99,7 @@ def draft_share(summary: Summary, temperature: float, path: Path) -> bool:
     drafted = {name: each for name, each in speculative(summary, temperature).items() if each.overall.draft_ms > 0}
 
     def dot(result: TaskResult) -> Dot:
-        return Dot(100 * result.draft_share)
+        return Dot(100 * result.draft_share, digits=0)
 
     title = f"Draft share: drafter time / round time, per cent, {how(temperature)}"
     if drafted:
@@ -120,7 +120,7 @@ def round_time(summary: Summary, temperature: float, path: Path) -> bool:
             _stacked(axis, row, outcome.overall)
         axis.set_xlabel("milliseconds per round", loc="left")
         for index, (name, colour) in enumerate(PHASES.items()):
-            axis.text(index * 0.1, 1.0, f"\N{BLACK SQUARE} {name}", color=colour, transform=axis.transAxes, fontsize=9)
+            axis.text(index * 0.12, 1.0, f"\N{BLACK SQUARE} {name}", color=colour, transform=axis.transAxes, fontsize=9)
         headline(figure, f"Where a round's time goes, {how(temperature)}", note(summary))
     return True
 
@@ -164,7 +164,7 @@ def alpha_by_position(summary: Summary, temperature: float, path: Path) -> bool:
             )
         deepest = max(int(depth) for curve in curves.values() for depth in curve)
         axis.set_xlim(0.7, deepest + 2.4)
-        axis.set_ylim(0, 1)
+        axis.set_ylim(-0.03, 1.05)
         axis.set_xticks(range(1, deepest + 1))
         axis.set_xlabel("position along the accepted chain", loc="left")
         headline(figure, f"alpha: P(accepted here | accepted before), {how(temperature)}", note(summary))
@@ -190,9 +190,11 @@ def alpha_by_slot(summary: Summary, temperature: float, path: Path) -> bool:
     if not drafted:
         return False
     colour = colours(summary.run.methods)
-    with canvas(path, (8.0, 0.9 + 1.55 * len(drafted)), (len(drafted), 1), sharey=True, sharex=True) as (figure, axes):
+    widest = max(max(_positions(shares)) for shares in drafted.values())
+    with canvas(path, (8.0, 0.9 + 1.55 * len(drafted)), (len(drafted), 1), sharey=True) as (figure, axes):
         for axis, (name, shares) in zip(axes[:, 0], drafted.items(), strict=True):
             _bars_by_slot(axis, shares, colour[name])
+            axis.set_xlim(-0.7, widest + 0.7)
             axis.set_title(name)
         headline(figure, f"alpha by block and slot, {how(temperature)}", note(summary))
     return True
@@ -201,27 +203,33 @@ def alpha_by_slot(summary: Summary, temperature: float, path: Path) -> bool:
 def _bars_by_slot(axis: Any, shares: Mapping[str, float], colour: str) -> None:
     axis.grid(axis="y")
     axis.set_ylim(0, 1.12)
-    places = [tuple(map(int, place.split("."))) for place in shares]
-    # A gap of one bar before each new block.
-    positions = [index + block for index, (block, _) in enumerate(places)]
+    positions = _positions(shares)
     axis.bar(positions, list(shares.values()), width=0.82, color=colour, alpha=0.9)
     for position, value in zip(positions, shares.values(), strict=True):
         axis.text(position, value + 0.02, f"{value:.2f}", ha="center", fontsize=7.5)
+    places = [place.split(".") for place in shares]
     axis.set_xticks(positions, [f"block {block}\nslot {slot}" for block, slot in places], fontsize=7.5)
-    axis.tick_params(axis="x", labelbottom=True, length=0)
+    axis.tick_params(axis="x", length=0)
     axis.set_yticks([0, 0.5, 1])
+
+
+def _positions(shares: Mapping[str, float]) -> list[float]:
+    """Where bars stand: side by side within a block, half a bar's gap before each new one."""
+    return [index + 0.5 * int(place.partition(".")[0]) for index, place in enumerate(shares)]
 
 
 def rank_confusion(summary: Summary, temperature: float, path: Path) -> bool:
     """Predicted against true rank bucket, in shares of what was predicted."""
+    # Methods with one drafter share its rank head; the first of them shows it.
+    shown = {drafter: name for name, drafter in reversed(summary.run.drafters.items())}
     drafted = {
         name: found.overall.rank_confusion
         for name, found in summary.outcomes[temperature].items()
-        if found.overall.rank_confusion
+        if found.overall.rank_confusion and name in shown.values()
     }
     if not drafted:
         return False
-    with canvas(path, (1.0 + 3.1 * len(drafted), 4.0), (1, len(drafted)), sharey=True) as (figure, axes):
+    with canvas(path, (max(7.0, 1.0 + 3.1 * len(drafted)), 4.0), (1, len(drafted)), sharey=True) as (figure, axes):
         for axis, (name, counts) in zip(axes[0], drafted.items(), strict=True):
             _heat(axis, counts)
             axis.set_title(name)
@@ -234,7 +242,7 @@ def rank_confusion(summary: Summary, temperature: float, path: Path) -> bool:
 def _heat(axis: Any, counts: Mapping[str, int]) -> None:
     table = [[counts.get(f"{row}.{column}", 0) for column in range(NUM_BUCKETS)] for row in range(NUM_BUCKETS)]
     shares = [[each / max(1, sum(row)) for each in row] for row in table]
-    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axis.set_xticks(range(NUM_BUCKETS), BUCKETS)
     axis.set_yticks(range(NUM_BUCKETS), BUCKETS)
     axis.tick_params(length=0)

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from specblock_zoo.adaptation.policies import NONE, PLAIN
@@ -92,13 +93,16 @@ def ratio_interval(own: Sequence[QueryRecord], baseline: Sequence[QueryRecord]) 
 def recoveries(own: Sequence[QueryRecord], plain: Sequence[QueryRecord]) -> list[int | None]:
     """For each change of task: queries until the speedup over plain decoding is back to 95 % of what it was before.
 
-    None where it is not within the task, or where either side has fewer queries than a window.
+    None where it is not within the task. Changes after less than a window of one task are none (a mixed stream).
     """
     reference = {each.number: each for each in plain}
     ordered = sorted((each for each in own if each.number in reference), key=lambda each: each.number)
-    changes = [index for index in range(1, len(ordered)) if ordered[index].task != ordered[index - 1].task]
+    tasks = [each.task for each in ordered]
+    changes = [index for index in range(1, len(tasks)) if tasks[index] != tasks[index - 1]]
     found: list[int | None] = []
-    for begin, end in zip(changes, [*changes[1:], len(ordered)], strict=True):
+    for begin, end in pairwise([*changes, len(ordered)]):
+        if len(set(tasks[max(0, begin - WINDOW) : begin])) > 1 or begin < WINDOW:
+            continue
         before = ordered[max(0, begin - WINDOW) : begin]
         wanted = RECOVERED * rate(before) / rate([reference[each.number] for each in before])
         windows = ((stop - begin, ordered[stop - WINDOW : stop]) for stop in range(begin + WINDOW, end + 1))

@@ -38,12 +38,13 @@ RC: Any = {
 
 @dataclass(frozen=True)
 class Dot:
-    """A value with its interval; `hollow` is a second value on the same line."""
+    """A value with its interval, written with `digits` decimals; `hollow` is a second value on the same line."""
 
     value: float
     low: float | None = None
     high: float | None = None
     hollow: float | None = None
+    digits: int = 2
 
 
 Panel = tuple[str, Mapping[str, Dot]]
@@ -69,7 +70,7 @@ def canvas(path: Path, size: tuple[float, float], panels: tuple[int, int] = (1, 
         from matplotlib.figure import Figure
     except ImportError as cause:
         raise MissingPackageError(
-            "Plots need the package matplotlib, which is not installed.", "Run: pip install 'specblock-zoo[bench]'"
+            "Plots need the package matplotlib, which is not installed.", "Run: pip install 'specblock-zoo[plot]'"
         ) from cause
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=size, layout="constrained")
@@ -104,7 +105,13 @@ def dots(axis: Any, panel: Panel, rows: Sequence[str], colour: Mapping[str, str]
             axis.plot(dot.hollow, row, "o", markersize=5.5, markerfacecolor="white", color=colour[name], zorder=3)
         axis.plot(dot.value, row, "o", markersize=6, color=colour[name], zorder=4)
         axis.annotate(
-            f"{dot.value:.2f}", (dot.value, row), (0, 6), textcoords="offset points", ha="center", fontsize=7.5
+            f"{dot.value:.{dot.digits}f}",
+            (dot.value, row),
+            (0, 6),
+            textcoords="offset points",
+            ha="center",
+            fontsize=7.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6},
         )
 
 

@@ -24,7 +24,8 @@ class Source:
         repository: dataset repository on the Hub, or `json` for a plain file.
         split, config, data_files: what `datasets.load_dataset` is asked for.
         turns: row -> what the user says.
-        id, category: columns of these; a constant category where the data has none, and the row's number as id.
+        id: column of it; the row's number where the data has none.
+        category: of every prompt, where the data has no `category_column`.
         licence: what its publisher states, and where that is unclear.
         files: names of a local file with the same prompts, the task's own name first.
     """
@@ -37,6 +38,7 @@ class Source:
     data_files: str | None = None
     id: str | None = None
     category: str = ""
+    category_column: str | None = None
     files: tuple[str, ...] = ()
 
 
@@ -67,7 +69,7 @@ TASKS: dict[str, Source] = {
         listed("prompt"),
         "Apache-2.0 (of the questions, from FastChat)",
         id="prompt_id",
-        category="category",
+        category_column="category",
     ),
     "humaneval": Source(
         "openai/openai_humaneval",
@@ -83,7 +85,7 @@ TASKS: dict[str, Source] = {
         column("problem"),
         "MIT (of MATH, which it is a selection of)",
         id="unique_id",
-        category="subject",
+        category_column="subject",
     ),
     "alpaca": Source(
         "tatsu-lab/alpaca",
@@ -115,7 +117,7 @@ TASKS: dict[str, Source] = {
         "Apache-2.0 (of the collection; each of its six parts keeps its own)",
         data_files=SPEC_BENCH_FILE,
         id="question_id",
-        category="category",
+        category_column="category",
     ),
 }
 
@@ -185,5 +187,5 @@ def from_hub(name: str, source: Source, count: int) -> Task:
 
 def _prompt(name: str, source: Source, row: Row, index: int) -> Prompt:
     number = row[source.id] if source.id else index
-    category = str(row[source.category]) if source.category in row else source.category
+    category = str(row[source.category_column]) if source.category_column else source.category
     return Prompt(id=f"{name}/{number}", category=category, turns=source.turns(row))

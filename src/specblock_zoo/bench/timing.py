@@ -110,33 +110,6 @@ def interleave(
     return timings
 
 
-def interleave(
-    cases: Mapping[str, Callable[[Item], Outcome]],
-    items: Sequence[Item],
-    warm_up: Item | None = None,
-    advance: Callable[[], None] = lambda: None,
-) -> dict[str, list[Timed[Outcome]]]:
-    """Times every case on every item in the order A B C, A B C, ... so that slow minutes of the host hit all alike.
-
-    Args:
-        cases: name -> callable; the order is the order of the table.
-        items: what each case is called with.
-        warm_up: given to every case once, untimed, before the first measurement.
-        advance: called after each timed call (a progress bar).
-    Returns:
-        name -> one `Timed` per item, in the order of `items`.
-    """
-    if warm_up is not None:
-        for case in cases.values():
-            case(warm_up)
-    timings: dict[str, list[Timed[Outcome]]] = {name: [] for name in cases}
-    for item in items:
-        for name, case in cases.items():
-            timings[name].append(time_call(case, item))
-            advance()
-    return timings
-
-
 def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
     """Ratio of each pair; both sequences come from the same interleaved run, item by item."""
     return [numerator / denominator for numerator, denominator in zip(numerators, denominators, strict=True)]

@@ -12,7 +12,7 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.adaptation.policies import POLICIES, check_policies, drafter_of
-from specblock_zoo.adaptation.session import AdaptiveDrafter
+from specblock_zoo.adaptation.session import AdaptiveDrafter, checked
 from specblock_zoo.adaptation.settings import AdaptationConfig
 from specblock_zoo.bench.replay import Replay, Stream, arrivals, asker
 from specblock_zoo.bench.replay_plot import check_plotting, plot_replay
@@ -84,7 +84,7 @@ def adapt(
     every = arrivals(stream, Path(tasks), replay.limit)
     disable_progress_bar()
     model, tokenizer = load_target(replay.target, dtype=dtype_of(replay.dtype))
-    drafter = load_drafter(replay.drafter, dtype=model.dtype)
+    drafter = checked(load_drafter(replay.drafter, dtype=model.dtype))
     check_pair(model, tokenizer, drafter)
     encode = partial(encode_prompt, tokenizer)
     positions = model.config.max_position_embeddings

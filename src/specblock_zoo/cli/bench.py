@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -117,4 +118,4 @@ def folder_of(drafter: str) -> Path | None:
         return None
 
 
-BENCH_COMMANDS = {"run": run, "report": report, "results": results}
+BENCH_COMMANDS: dict[str, Any] = {"run": run, "report": report, "results": results}

@@ -15,6 +15,7 @@ from specblock_zoo.cli.generate import generate
 from specblock_zoo.cli.plan import add_plan_options, plan
 from specblock_zoo.cli.serve import serve
 from specblock_zoo.cli.trace import trace
+from specblock_zoo.cli.tune import tune_costs
 from specblock_zoo.cli.zoo import ZOO_COMMANDS
 from specblock_zoo.data.settings import CacheSettings
 from specblock_zoo.data.workers import fill_cache
@@ -56,6 +57,7 @@ COMMANDS: dict[str, Function | Group] = {
     "generate": generate,
     "trace": trace,
     "demo": demo,
+    "tune": tune_costs,
     "serve": serve,
     "adapt": adapt,
     "bench": Group("Measures methods on tasks, and reports what was measured.", BENCH_COMMANDS, default="run"),

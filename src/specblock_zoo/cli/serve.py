@@ -5,13 +5,15 @@ import importlib.util
 from jsonargparse.typing import restricted_number_type
 from transformers.utils.logging import disable_progress_bar
 
+from specblock_zoo.adaptation.session import AdaptiveDrafter
 from specblock_zoo.cli.generate import DEFAULT_TARGET, DtypeName, dtype_of
-from specblock_zoo.errors import MissingPackageError
+from specblock_zoo.errors import ConfigurationError, MissingPackageError
 from specblock_zoo.hub.pairing import check_pair
 from specblock_zoo.hub.zoo import load_drafter
+from specblock_zoo.models.base import Drafter
 from specblock_zoo.targets.local import load_target
 
-NEEDED = ("fastapi", "uvicorn", "openai")
+NEEDED = ("fastapi", "uvicorn", "openai", "transformers.cli.serving")
 Port = restricted_number_type("Port", int, [(">=", 1), ("<", 2**16)], docstring="A TCP port.")
 SECONDS_TO_FINISH = 5
 
@@ -22,6 +24,7 @@ def serve(
     host: str = "127.0.0.1",
     port: Port = 8000,  # type: ignore[valid-type]  # made by a call; an int to mypy's eyes all the same
     dtype: DtypeName = "auto",
+    adapt: bool = False,
 ) -> None:
     """Serves a target over HTTP, OpenAI-compatible; a drafter makes it faster and leaves the answers as they are.
 
@@ -33,22 +36,28 @@ def serve(
         host: address to listen on; others than this machine's own let others in.
         port: port to listen on.
         dtype: of both models; auto takes bfloat16 where the device multiplies it natively, else float32.
+        adapt: let the drafter learn from what it serves, when it pays; answers stay as they are.
 
     Raises:
+        ConfigurationError: there is no drafter to adapt.
         MissingPackageError: the server's packages are not installed.
         UnknownNameError: no such drafter.
         TargetMismatchError: the drafter was made for another target, or for its tokenizer before a change.
     """
     check_packages()
+    if adapt and drafter is None:
+        raise ConfigurationError("No drafter is named, so nothing can adapt.", "Add --drafter NAME.")
     import uvicorn
 
     from specblock_zoo.cli.server import build_app
 
     disable_progress_bar()
     model, tokenizer = load_target(target, dtype=dtype_of(dtype))
-    assistant = load_drafter(drafter, dtype=model.dtype) if drafter is not None else None
+    assistant: Drafter | None = load_drafter(drafter, dtype=model.dtype) if drafter is not None else None
     if assistant is not None:
         check_pair(model, tokenizer, assistant)
+    if adapt and assistant is not None:
+        assistant = AdaptiveDrafter(assistant)
     app = build_app(target, model, tokenizer, assistant)
     uvicorn.run(app, host=host, port=port, log_level="info", timeout_graceful_shutdown=SECONDS_TO_FINISH)
 
@@ -59,5 +68,5 @@ def check_packages() -> None:
     if absent:
         raise MissingPackageError(
             f"Serving needs {', '.join(NEEDED)}; {', '.join(absent)} cannot be found.",
-            "Install them: pip install 'specblock-zoo[serve]'.",
+            "Install them, in the versions they work in: pip install --upgrade 'specblock-zoo[serve]'.",
         )

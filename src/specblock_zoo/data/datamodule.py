@@ -11,7 +11,7 @@ from specblock_zoo.data.collate import Batch
 from specblock_zoo.data.dataset import FeatureDataset, split_by_id
 from specblock_zoo.data.manifest import Manifest
 from specblock_zoo.data.sources import HybridSource, Source, SourceSettings, open_source
-from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.errors import ConfigurationError, check_values
 from specblock_zoo.functional.vocab import VocabMap
 
 SOURCE = SourceSettings()
@@ -47,6 +47,15 @@ class FeatureDataModule(LightningDataModule):
         self.val_fraction = val_fraction
         self.seed = seed
         self.source_settings = source
+        check_values(
+            self,
+            {
+                "batch_tokens": (batch_tokens >= 1, "an integer from 1"),
+                "max_length": (max_length is None or max_length >= 1, "an integer from 1, or nothing"),
+                "val_fraction": (0 <= val_fraction < 1, "a share from 0, below 1"),
+                "seed": (seed >= 0, "an integer from 0"),
+            },
+        )
 
     @cached_property
     def source(self) -> Source:

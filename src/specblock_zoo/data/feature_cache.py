@@ -61,6 +61,8 @@ def save_vocab_map(folder: Path, vocab: VocabMap) -> None:
     """Writes the draft vocabulary of a cache, atomically."""
     with replacing(folder / VOCAB_FILE) as half_done:
         save_file({"d2t": vocab.d2t, "t2d": vocab.t2d}, half_done)
+        # safetensors gives it to its writer alone; the other files of a cache are readable by all.
+        half_done.chmod(0o644)
 
 
 def check_shard(folder: Path, shard: Shard, checksum: bool = False) -> None:

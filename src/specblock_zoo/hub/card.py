@@ -10,6 +10,7 @@ from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.hub.entry import ZooEntry
 from specblock_zoo.hub.plot import PLOT_FILE, results_svg
 from specblock_zoo.hub.zoo import list_entries, zoo_folder
+from specblock_zoo.models.registry import kind_of
 from specblock_zoo.targets.local import EMBEDDED_TARGETS
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
@@ -92,6 +93,7 @@ def drafter_card(measured: MeasuredEntry, source: str | None = None) -> ModelCar
         card_data(measured),
         template_path=str(TEMPLATE),
         entry=measured.entry,
+        title=kind_of(measured.entry.kind).title,
         results=measured.results,
         training=measured.entry.training,
         rows=task_rows(measured.results),

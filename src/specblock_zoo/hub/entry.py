@@ -10,11 +10,12 @@ from pydantic import Field, StringConstraints, TypeAdapter, ValidationError, mod
 
 from specblock_zoo.bench.records import Count, PositiveCount, Record, Share, describe, write_atomically
 from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
+from specblock_zoo.models.registry import DEFAULT_KIND, DRAFTERS
 
 ENTRY_FILE = "entry.yaml"
 ENTRY_VERSION: Literal[2] = 2
 """Of the fields below. Version 1 had none of `entry_version`, `reported`, `plan` and `repository_revision`."""
-NAME_PATTERN = re.compile(r"specblock-([a-z0-9]+(?:[.-][a-z0-9]+)*)\.k(\d+)m(\d+)-([a-z0-9]+)")
+NAME_PATTERN = re.compile(r"specblock-([a-z0-9]+(?:[.-][a-z0-9]+)*)\.(?:k(\d+)m(\d+)|([a-z][a-z0-9]*))-([a-z0-9]+)")
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, StringConstraints(pattern=r"^[\w-][\w.-]*$")]
@@ -22,12 +23,16 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 class NameParts(NamedTuple):
-    """A zoo name taken apart: `specblock-<target>.k<block_width>m<num_blocks>-<variant>`."""
+    """A zoo name taken apart: `specblock-<target>.k<block_width>m<num_blocks>-<variant>`.
+
+    Baselines are called `specblock-<target>.<kind>-<variant>`, and have neither width nor count.
+    """
 
     target: str
-    block_width: int
-    num_blocks: int
+    block_width: int | None
+    num_blocks: int | None
     variant: str
+    kind: str = DEFAULT_KIND
 
 
 def parse_name(name: str) -> NameParts:
@@ -40,9 +45,11 @@ def parse_name(name: str) -> NameParts:
     if match is None:
         raise ConfigurationError(
             f"{name!r} is not a zoo name; expected e.g. 'specblock-smollm2-135m.k4m1-v1'.",
-            "Use specblock-<target>.k<block width>m<blocks>-<variant>, lower case.",
+            "Use specblock-<target>.k<block width>m<blocks>-<variant>, for a baseline .<kind>-<variant>, lower case.",
         )
-    target, block_width, num_blocks, variant = match.groups()
+    target, block_width, num_blocks, kind, variant = match.groups()
+    if kind:
+        return NameParts(target, None, None, variant, kind)
     return NameParts(target, int(block_width), int(num_blocks), variant)
 
 
@@ -133,8 +140,9 @@ class ZooEntry(Record):
             plan, no weights).
         summary: one sentence.
         target, draft_vocabulary: see there; a recipe may lack the vocabulary.
+        kind: `model_type` of the drafter; another than the default is what the name has in place of k and m.
         block_width, num_blocks: slots per block and default blocks per round.
-        tap_layers: 0-based target layers read.
+        tap_layers: 0-based target layers read; none where the drafter reads the target's last state.
         licence: of the weights.
         training: provenance; required for `trained`, and for nothing else.
         repository, repository_revision: Hub repository with the weights, and commit or tag; required for `published`.
@@ -148,9 +156,10 @@ class ZooEntry(Record):
     status: Literal["trained", "published", "recipe"]
     summary: Text
     target: TargetReference
+    kind: str = DEFAULT_KIND
     block_width: PositiveCount
     num_blocks: PositiveCount
-    tap_layers: Annotated[tuple[Count, ...], Field(min_length=1)]
+    tap_layers: tuple[Count, ...]
     draft_vocabulary: DraftVocabulary | None = None
     licence: Text
     training: Training | None = None
@@ -162,10 +171,17 @@ class ZooEntry(Record):
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
-        stated = parse_name(self.name)[:3]
-        actual = (self.target.name, self.block_width, self.num_blocks)
+        if self.kind not in DRAFTERS:
+            raise ValueError(f"kind {self.kind!r} is not known; known: {', '.join(DRAFTERS)}")
+        parts = parse_name(self.name)
+        what = "target, kind"
+        stated: tuple[str | int | None, ...] = (parts.target, parts.kind)
+        actual: tuple[str | int | None, ...] = (self.target.name, self.kind)
+        if self.kind == parts.kind == DEFAULT_KIND:
+            what, stated = "target, block width, blocks", parts[:3]
+            actual = (self.target.name, self.block_width, self.num_blocks)
         if stated != actual:
-            raise ValueError(f"name {self.name!r} states (target, block width, blocks) {stated}, the fields {actual}")
+            raise ValueError(f"name {self.name!r} states ({what}) {stated}, the fields {actual}")
         return self
 
     @model_validator(mode="after")

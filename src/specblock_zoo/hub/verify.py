@@ -50,12 +50,14 @@ def verify(entry: ZooEntry, folder: Path) -> Verdict:
 def check_config(entry: ZooEntry, config: DrafterConfig) -> None:
     """Raises `ConfigurationError` when entry and `config.json` disagree, naming both values."""
     stated = {
+        "kind": entry.kind,
         "block_width": entry.block_width,
         "num_blocks": entry.num_blocks,
         "tap_layers": entry.tap_layers,
         "draft_vocabulary.size": entry.draft_vocabulary.size if entry.draft_vocabulary else config.draft_vocab_size,
     }
     actual = {
+        "kind": config.model_type,
         "block_width": config.block_width,
         "num_blocks": config.num_blocks,
         "tap_layers": tuple(config.tap_layers),

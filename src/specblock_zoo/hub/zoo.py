@@ -42,7 +42,7 @@ def list_entries(zoo: Path | None = None) -> tuple[ZooEntry, ...]:
 
 
 def find(name: str, zoo: Path | None = None) -> ZooEntry:
-    """The entry called `name`, or the only one whose name without the tag is `name`.
+    """The entry called `name`, or the only one whose name without the tag is `name`; baselines need their tag.
 
     Raises:
         UnknownNameError: no entry, or several, fit; the message lists the nearest or the fitting names.
@@ -51,8 +51,9 @@ def find(name: str, zoo: Path | None = None) -> ZooEntry:
     if name in entries:
         return entries[name]
     fitting = [known for known in entries if known.startswith(f"{name}.")]
-    if len(fitting) == 1:
-        return entries[fitting[0]]
+    default = [known for known in fitting if entries[known].kind == registry.DEFAULT_KIND]
+    if len(default or fitting) == 1:
+        return entries[(default or fitting)[0]]
     if fitting:
         raise UnknownNameError(f"{name!r} fits several drafters: {', '.join(fitting)}.", "Add the tag.")
     nearest = difflib.get_close_matches(name, entries, n=3, cutoff=0.4) or list(entries)

@@ -31,7 +31,6 @@ from specblock_zoo.inference.text import Rules, Text
 from specblock_zoo.inference.verify import Form, Prompt, Verifier
 from specblock_zoo.inference.versions import CACHE_NAME
 from specblock_zoo.models.base import Drafter
-from specblock_zoo.structures import TreeSettings
 from specblock_zoo.targets.registry import family_of
 
 WRAPPED = ("_assisted_decoding", "_validate_generation_mode")
@@ -144,8 +143,8 @@ def assisted_decoding(
         drafting.attach(family.embedding_weight(model))
         settings = drafting.config.tree_settings
         chosen = replace(settings, chain=True) if form is Form.CAUSAL else settings
-        account = account_for(drafter, verifier, chosen, rules.do_sample)
-        session = Session(drafting, verifier, chosen, observer, account)
+        session = Session(drafting, verifier, chosen, observer)
+        session = replace(session, account=account_for(drafter, session, rules.do_sample))
         run(session, prompt_of(request, verifier.cache), texts)
     return packed(request, verifier.cache, texts)
 
@@ -165,13 +164,17 @@ def run(session: Session, prompt: Prompt, texts: Sequence[Text]) -> None:
         texts[0].rules.streamer.end()
 
 
-def account_for(drafter: Drafter, verifier: Verifier, settings: TreeSettings, sampled: bool) -> Account | None:
-    """The account that paces this call's trees; None where `settings.cost_curve` or a lack of one leaves them alone."""
-    if settings.cost_curve == "off":
+def account_for(owner: Drafter, session: Session, sampled: bool) -> Account | None:
+    """The account that paces this call's trees; None where `cost_curve`, or the lack of one, leaves them alone.
+
+    `owner` is the drafter that the caller knows; who drafts in its place may be another object at each call.
+    """
+    verifier, wanted = session.verifier, session.settings.cost_curve
+    if wanted == "off":
         return None
     with decode_kernels(verifier.model):
-        costs = costs_for(verifier.model, drafter, verifier.form, measure=settings.cost_curve == "measured")
-    return None if costs is None else account_of(drafter, costs, sampled)
+        costs = costs_for(verifier.model, session.drafter, verifier.form, measure=wanted == "measured")
+    return None if costs is None else account_of(owner, costs, sampled)
 
 
 def decode_kernels(model: PreTrainedModel) -> AbstractContextManager[Any]:

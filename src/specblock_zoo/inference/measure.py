@@ -37,36 +37,40 @@ class Workbench:
         room = int(getattr(config, "max_position_embeddings", None) or CONTEXT + 2 * WIDEST) - WIDEST - 1
         self.context = max(FRESH_PAIRS, min(context, room))
         ids = (torch.arange(self.context, device=model.device) % config.vocab_size)[None]
-        self._drafter, self._target_cache, self._drafter_cache = drafter, DynamicCache(), DrafterCache()
-        self._verifier = Verifier(model, drafter.tap_layers(config.num_hidden_layers), self._target_cache, form)
+        self._drafter, self.drafter_cache = drafter, DrafterCache()
+        self.verifier = Verifier(model, drafter.tap_layers(config.num_hidden_layers), DynamicCache(), form)
         positions = torch.arange(self.context, device=model.device)[None]
-        features = self._verifier.read(Prompt(ids, None, positions)).features
+        features = self.verifier.read(Prompt(ids, None, positions)).features
         old, fresh = slice(None, -FRESH_PAIRS), slice(-FRESH_PAIRS, None)
         self._fresh = Pairs(features[:, fresh], ids[:, fresh], self.context - FRESH_PAIRS)
         self._settings = replace(drafter.config.tree_settings, num_blocks=1)
         if self.context > FRESH_PAIRS:
-            refresh(drafter, self._drafter_cache, Pairs(features[:, old], ids[:, old], 0))
-        self._first = refresh(drafter, self._drafter_cache, self._fresh)
+            refresh(drafter, self.drafter_cache, Pairs(features[:, old], ids[:, old], 0))
+        self._first = refresh(drafter, self.drafter_cache, self._fresh)
         proposals = read_proposals(drafter, self._first.block, self._settings)
         self._growth = trees.grow_block(trees.Growth(), proposals, self._settings, block=0)
 
     def verify(self, tokens: int) -> None:
         """A target forward over `tokens` tokens, root included; the cache is left as it was found."""
-        self._verifier.judge([0], [chain_of(tokens - 1)])
-        target_cache.compact(self._target_cache, self.context, tokens, [[]])
+        self.verifier.judge([0], [chain_of(tokens - 1)])
+        self.take_back(tokens)
+
+    def take_back(self, tokens: int) -> None:
+        """Drops the last `tokens` columns of the target's cache."""
+        target_cache.compact(self.verifier.cache, self.context, tokens, [[]])
 
     def first_block(self, _: int = 1) -> None:
         """Refresh, first block and its tree."""
-        self._drafter_cache.crop(FRESH_PAIRS * self._drafter.config.context_slots)
-        first = refresh(self._drafter, self._drafter_cache, self._fresh)
-        grow_tree(self._drafter, self._drafter_cache, first, self.context - 1, Limits(self._settings, ANY_DEPTH))
+        self.drafter_cache.crop(FRESH_PAIRS * self._drafter.config.context_slots)
+        first = refresh(self._drafter, self.drafter_cache, self._fresh)
+        grow_tree(self._drafter, self.drafter_cache, first, self.context - 1, Limits(self._settings, ANY_DEPTH))
 
     def branch(self, starts: int) -> None:
         """A later block from `starts` start nodes, grown into the tree."""
         offered = self._growth.starts or (trees.Start(0, 0, 0),)
         repeated = (offered * starts)[:starts]
         growth = trees.Growth(self._growth.nodes, repeated)
-        frontier = Frontier.of(self._drafter, self._drafter_cache, self._first)
+        frontier = Frontier.of(self._drafter, self.drafter_cache, self._first)
         frontier = next_block(self._drafter, growth, frontier, self.context - 1)
         proposals = read_proposals(self._drafter, frontier.block, self._settings)
         trees.grow_block(growth, proposals, self._settings, block=1)

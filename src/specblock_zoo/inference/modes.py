@@ -1,5 +1,6 @@
 """Tree or chain: what an attention implementation can judge, found out by asking it once."""
 
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -31,6 +32,7 @@ bfloat16 and float16 (SmolLM2-135M and eight tiny families, CPU); masks that wer
 
 Key = tuple[type, str, torch.dtype]
 _answers: dict[Key, bool] = {}
+_asking = threading.Lock()
 
 
 def form_of(model: PreTrainedModel, strict: bool = False) -> Form:
@@ -63,16 +65,17 @@ def form_of(model: PreTrainedModel, strict: bool = False) -> Form:
 def judges_trees(model: PreTrainedModel, form: Form, compare: Callable[..., float] | None = None) -> bool:
     """Whether trees are judged right; asked once per process and key, warns once where they are not."""
     key = (type(model), model.config._attn_implementation, model.dtype)
-    if key not in _answers:
-        deviation = (compare or tree_deviation)(model, form)
-        _answers[key] = deviation <= TOLERANCES.get(model.dtype, LOW_PRECISION_TOLERANCE)
-        if not _answers[key]:
-            warnings.warn(
-                f"{key[0].__name__} with {key[1]} attention in {key[2]} does not heed tree masks or positions "
-                f"(deviation {deviation:.2g}); drafting chains instead, which is slower.",
-                stacklevel=2,
-            )
-    return _answers[key]
+    with _asking:
+        if key not in _answers:
+            deviation = (compare or tree_deviation)(model, form)
+            _answers[key] = deviation <= TOLERANCES.get(model.dtype, LOW_PRECISION_TOLERANCE)
+            if not _answers[key]:
+                warnings.warn(
+                    f"{key[0].__name__} with {key[1]} attention in {key[2]} does not heed tree masks or positions "
+                    f"(deviation {deviation:.2g}); drafting chains instead, which is slower.",
+                    stacklevel=2,
+                )
+        return _answers[key]
 
 
 @torch.no_grad()

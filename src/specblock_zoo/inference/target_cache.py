@@ -63,8 +63,10 @@ def compact(cache: Cache, held: int, rows: int, keep: Sequence[Sequence[int]]) -
     """
     widest = max(len(each) for each in keep)
     if any(list(each) != list(range(len(each))) for each in keep):
-        index = torch.tensor([[*each, *((widest - len(each)) * [0])] for each in keep])
-        for layer in _filled(cache):
+        layers = list(_filled(cache))
+        # Made where the layers are: one transfer to the device instead of one per layer.
+        index = torch.tensor([[*each, *((widest - len(each)) * [0])] for each in keep], device=layers[0].keys.device)
+        for layer in layers:
             end = held + rows if isinstance(layer, StaticLayer) else layer.keys.shape[-2]
             place = index.to(layer.keys.device)[:, None, :, None]
             for states in (layer.keys, layer.values):

@@ -1,5 +1,6 @@
 """What drafters that are transformers models share: vocabulary map, borrowed embeddings, strict loading."""
 
+import json
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specblock_zoo.errors import UnsupportedOptionError, WeightsMismatchError
+from specblock_zoo.errors import UnknownNameError, UnsupportedOptionError, WeightsMismatchError
 from specblock_zoo.functional.vocab import check_vocab_map, draft_to_target
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.models.decoder import inverse_frequencies, rotary
@@ -75,6 +76,7 @@ class PretrainedDrafter(PreTrainedModel, Drafter):
             drafter = load_published(cls, place, kwargs.get("dtype"), kwargs.get("device_map"))
         else:
             files = place / kwargs.get("subfolder", "")
+            check_kind(cls, files, name)
             config = kwargs.get("config") or cls.config_class.from_pretrained(files)  # type: ignore[union-attr]  # set by every drafter
             check_shapes(shapes_of(skeleton(cls, config)), read_shapes(files), files)
             # Mismatched shapes are reported, and refused below by name; transformers' own error names none.
@@ -151,6 +153,17 @@ def one_device(device_map: Any) -> torch.device:
     if place == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(place)
+
+
+def check_kind(cls: Any, folder: Path, name: str) -> None:
+    """Raises `UnknownNameError` for a folder that holds another kind of drafter than `cls`."""
+    file, expected = folder / "config.json", cls.config_class.model_type
+    found = json.loads(file.read_text(encoding="utf-8")).get("model_type") if file.is_file() else expected
+    if found != expected:
+        raise UnknownNameError(
+            f"{name} holds a {found!r} model; {cls.__name__} loads {expected!r}.",
+            "specblock_zoo.load_drafter loads a drafter of any kind.",
+        )
 
 
 def check_loading(folder: str, info: dict[str, Any]) -> None:

@@ -16,16 +16,17 @@ from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
 
 
 class DrafterKind(NamedTuple):
-    """One kind of drafter: its configuration and its model."""
+    """One kind of drafter: its configuration, its model, and the method's name for readers."""
 
     config: type[DrafterConfig]
     model: type[PretrainedDrafter]
+    title: str
 
 
 DRAFTERS: dict[str, DrafterKind] = {
-    "specblock": DrafterKind(SpecBlockConfig, SpecBlockDrafter),
-    "eagle3": DrafterKind(Eagle3Config, Eagle3Drafter),
-    "medusa": DrafterKind(MedusaConfig, MedusaDrafter),
+    "specblock": DrafterKind(SpecBlockConfig, SpecBlockDrafter, "SpecBlock"),
+    "eagle3": DrafterKind(Eagle3Config, Eagle3Drafter, "EAGLE-3"),
+    "medusa": DrafterKind(MedusaConfig, MedusaDrafter, "Medusa"),
 }
 
 

@@ -9,11 +9,14 @@ from typing import Any, cast
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.models.decoder import FeedForward
+
+EXPORTS = {"last": "drafter", "best": "drafter-best"}
 
 
 def save_folder(drafter: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -29,21 +32,46 @@ def save_folder(drafter: PreTrainedModel, folder: Path, weights: Mapping[str, Te
         drafter.save_pretrained(draft, state_dict=None if weights is None else dict(weights))
         # config.json sorts before the weights, so that new weights never meet an old configuration.
         for file in sorted(Path(draft).iterdir()):
+            # safetensors gives its files to their writer alone.
+            file.chmod(0o644)
             os.replace(file, folder / file.name)
 
 
 class ExportDrafter(Callback):
-    """Saves the drafter of each checkpoint in Hugging Face format beside it.
+    """Saves drafters of checkpoints in Hugging Face format beside them, and says at the end which one lies there.
 
     Args:
-        folder: where to; by default `drafter/` in the folder of the run's first `ModelCheckpoint`.
+        which: `last` is the drafter of the newest checkpoint; `best` is that of the best one by the monitor of the
+            first `ModelCheckpoint` that has a monitor.
+        folder: where to; by default `drafter/`, or `drafter-best/`, in the folder of that `ModelCheckpoint`.
 
     Raises:
-        ConfigurationError: there is neither a folder nor a `ModelCheckpoint`.
+        ConfigurationError: `which` is neither; there is no monitor for `best`; or neither a folder nor a
+            `ModelCheckpoint`.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
+    def __init__(self, folder: str | None = None, which: str = "last") -> None:
+        if which not in EXPORTS:
+            raise ConfigurationError(
+                f"ExportDrafter.which is {which!r}; expected {' or '.join(EXPORTS)}.", "Choose one."
+            )
         self.folder = folder
+        self.which = which
+        self.step: int | None = None
+        self.score: float | None = None
+
+    @property
+    def state_key(self) -> str:
+        """One for each use of the callback."""
+        return self._generate_state_key(which=self.which, folder=self.folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which drafter was exported: its step, and its score where it was the best."""
+        return {"step": self.step, "score": self.score}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up where a run stopped."""
+        self.step, self.score = state_dict["step"], state_dict["score"]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.folder is None and trainer.checkpoint_callback is None and not getattr(trainer, "fast_dev_run", False):
@@ -51,18 +79,44 @@ class ExportDrafter(Callback):
                 "ExportDrafter has no folder and the trainer no ModelCheckpoint: there is no place to export to.",
                 "Give ExportDrafter a folder, or set --trainer.enable_checkpointing=true.",
             )
+        if self.which == "best" and self._source(trainer) is None:
+            raise ConfigurationError(
+                "ExportDrafter.which is 'best' and no ModelCheckpoint has a monitor.",
+                "Add one, e.g. with --config configs/callbacks/tau.yaml, or export the last.",
+            )
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if not trainer.is_global_zero:
-            return
-        callbacks: list[Callback] = cast(Any, trainer).callbacks
-        averages = [callback for callback in callbacks if isinstance(callback, AverageWeights)]
-        weights = averages[0].drafter_weights() if averages else None
-        save_folder(cast(PreTrainedModel, pl_module.drafter), self.destination(trainer), weights)
+        if self.which == "best":
+            score = cast(ModelCheckpoint, self._source(trainer)).best_model_score
+            # Set before its checkpoint is written; other checkpoints of the same step leave it as it is.
+            if score is None or float(score) == self.score:
+                return
+            self.score = float(score)
+        self.step = trainer.global_step
+        # Lightning has gathered the states of callbacks before it calls this.
+        checkpoint["callbacks"][self.state_key] = self.state_dict()
+        if trainer.is_global_zero:
+            callbacks: list[Callback] = cast(Any, trainer).callbacks
+            averages = [callback for callback in callbacks if isinstance(callback, AverageWeights)]
+            weights = averages[0].drafter_weights() if averages else None
+            save_folder(cast(PreTrainedModel, pl_module.drafter), self.destination(trainer), weights)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.step is not None:
+            source = self._source(trainer)
+            best = "" if self.which == "last" or source is None else f", {source.monitor} {self.score:.4g}"
+            rank_zero_info(f"{self.destination(trainer)}: drafter of update {self.step} ({self.which}{best})")
 
     def destination(self, trainer: Trainer) -> Path:
         """The folder of this run."""
-        return Path(self.folder or Path(cast(ModelCheckpoint, trainer.checkpoint_callback).dirpath or ".") / "drafter")
+        source = self._source(trainer)
+        return Path(self.folder or Path((source and source.dirpath) or ".") / EXPORTS[self.which])
+
+    def _source(self, trainer: Trainer) -> ModelCheckpoint | None:
+        found = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+        if self.which == "best":
+            found = [callback for callback in found if callback.monitor is not None]
+        return found[0] if found else None
 
 
 class AverageWeights(EMAWeightAveraging):

@@ -1,6 +1,6 @@
 """A drafter's configuration and first weights, read off the target it will draft for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +139,7 @@ def fit_first_state(
     """
     layer, hidden = drafter.input_layer, drafter.config.hidden_size
     taps = layer.condition_proj.in_features
-    sums = pair_sums(drafter, layer.token_norm, batches, tokens)
+    sums = pair_sums(lambda batch: regression_rows(drafter, layer.token_norm, batch), batches, tokens)
     solution = ridge(sums.gram, sums.cross, hidden)
     condition = solution[:taps]
     size = sums.size(condition)
@@ -155,7 +155,7 @@ class PairSums:
 
     Attributes:
         gram: sum of x x^T over pairs, x = taps of a token and normalised embedding of the next, float64.
-        cross: sum of x y^T, y = the last tap of that next token.
+        cross: sum of x y^T, y = what is to be predicted of that next token, its last tap for one.
         weight: sum of the weights of the pairs, which are in both sums.
     """
 
@@ -171,24 +171,24 @@ class PairSums:
 
 
 def pair_sums(
-    drafter: PretrainedDrafter, token_norm: nn.Module, batches: Iterable[Mapping[str, Tensor]], tokens: int
+    read: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]], batches: Iterable[Mapping[str, Tensor]], tokens: int
 ) -> PairSums:
     """Reads `batches` until `tokens` pairs are seen.
 
     Each pair weighs by the inverse square of its state's size, because a target's first token often carries a state a
     hundred times the usual size.
+
+    Args:
+        read: batch -> x `[pairs, columns]` and y `[pairs, outputs]`, float32.
     """
-    hidden = drafter.config.hidden_size
-    columns = len(drafter.config.tap_layers) * drafter.config.target_hidden_size + hidden
-    gram = torch.zeros(columns, columns, dtype=torch.float64)
-    cross = torch.zeros(columns, hidden, dtype=torch.float64)
-    seen, weight = 0, 0.0
+    gram, cross, weight, seen = torch.zeros(()), torch.zeros(()), 0.0, 0
     for batch in batches:
-        known, wanted = regression_rows(drafter, token_norm, batch)
+        known, wanted = read(batch)
         importance = wanted.pow(2).mean(-1, keepdim=True).rsqrt()
         known, wanted = known * importance, wanted * importance
-        gram += known.T @ known
-        cross += known.T @ wanted
+        # Products in float32, sums of many batches in float64.
+        gram = gram + (known.T @ known).double()
+        cross = cross + (known.T @ wanted).double()
         seen, weight = seen + len(known), weight + float(importance.pow(2).sum())
         if seen >= tokens:
             break

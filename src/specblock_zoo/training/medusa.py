@@ -46,7 +46,7 @@ def rollout(
         reached = head.states(states[sequence, position].to(drafter.dtype))
         taught = teacher.rows(batch, sequence, position + ahead - 1)
         everywhere = torch.ones_like(position, dtype=torch.bool)
-        scores = score_slot(reached, head[-1].weight, taught, everywhere.float(), how)
+        scores = score_slot(reached, head.projection.weight, taught, everywhere.float(), how)
         terms.append(slot_terms(scores, None, everywhere))
         if settings.valid_prefix:
             right = scores.drafted == teacher.draft_ids[tokens[sequence, position + ahead]]
@@ -91,7 +91,7 @@ def initialise(
             break
     rows = family_of(target.config).head_weight(target)[drafter.draft_tokens].double()
     for head, guess in zip(drafter.heads, ridge(gram, cross, size).chunk(count, dim=1), strict=True):
-        head[-1].weight.copy_(rows @ guess.T)
+        head.projection.weight.copy_(rows @ guess.T)
 
 
 def states_and_later_ones(batch: Mapping[str, Tensor], count: int) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specblock_zoo.errors import check_values
 from specblock_zoo.functional.objective import LossReport
 from specblock_zoo.training.rollout import RolloutSettings
 from specblock_zoo.training.teachers import Teacher
@@ -30,6 +31,18 @@ class Assumptions:
     alpha: float = 0.6
     device_tflops: float = 312.0
     utilisation: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_values(
+            self,
+            {
+                "train_tokens": (self.train_tokens >= 1, "an integer from 1"),
+                "supervised": (0 < self.supervised <= 1, "a share above 0, at most 1"),
+                "alpha": (0 <= self.alpha <= 1, "a share, 0..1"),
+                "device_tflops": (self.device_tflops > 0, "a number above 0"),
+                "utilisation": (0 < self.utilisation <= 1, "a share above 0, at most 1"),
+            },
+        )
 
 
 @dataclass(frozen=True)

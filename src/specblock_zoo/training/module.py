@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specblock_zoo.data.datamodule import FeatureDataModule
-from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.errors import ConfigurationError, check_values
 from specblock_zoo.functional.objective import SLOT_WEIGHT, LossReport
 from specblock_zoo.functional.vocab import VocabMap, draft_to_target, target_to_draft
 from specblock_zoo.models import registry
@@ -46,6 +46,17 @@ class LossWeights:
     min_rows: int = 1
     block_weight: float = 1.0
 
+    def __post_init__(self) -> None:
+        check_values(
+            self,
+            {
+                "slot_weight": (self.slot_weight > 0, "a number above 0"),
+                "rank_weight": (self.rank_weight >= 0, "a number from 0"),
+                "min_rows": (self.min_rows >= 1, "an integer from 1"),
+                "block_weight": (self.block_weight > 0, "a number above 0"),
+            },
+        )
+
 
 @dataclass(frozen=True)
 class AdamWSettings:
@@ -62,6 +73,17 @@ class AdamWSettings:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     warmup_fraction: float = 0.015
+
+    def __post_init__(self) -> None:
+        check_values(
+            self,
+            {
+                "learning_rate": (self.learning_rate >= 0, "a number from 0"),
+                "weight_decay": (self.weight_decay >= 0, "a number from 0"),
+                "betas": (all(0 <= beta < 1 for beta in self.betas), "two numbers from 0, below 1"),
+                "warmup_fraction": (0 <= self.warmup_fraction <= 1, "a share, 0..1"),
+            },
+        )
 
 
 OBJECTIVE = RolloutSettings()
@@ -116,7 +138,7 @@ class DrafterModule(LightningModule):
         self.seed = torch.initial_seed()
 
     def setup(self, stage: str) -> None:
-        """Reads parts of the target, checks that the cache is its own, builds the drafter, keeps what the loss needs."""
+        """Reads parts of the target, checks that the cache is its own, builds the drafter, keeps what losses need."""
         if hasattr(self, "teacher_head"):
             return
         data = self._data()

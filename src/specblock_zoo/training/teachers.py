@@ -50,7 +50,8 @@ class Teacher:
 class TopTeacher(Teacher):
     """The target's best tokens, and the mass of the rest spread evenly over the other draft tokens (ours).
 
-    Not renormalised: a drafter taught without the rest would learn to be too certain.
+    Not renormalised: a drafter taught without the rest would learn to be too certain. The cache holds the distribution
+    over the draft vocabulary, so all of the rest belongs to draft tokens; total variation from `Teacher` is at most it.
     """
 
     def rows(self, batch: Mapping[str, Tensor], sequence: Tensor, state: Tensor) -> TeacherRows:

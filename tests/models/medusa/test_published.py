@@ -131,8 +131,11 @@ def test_a_reduced_vocabulary_cannot_be_written(tmp_path: Path) -> None:
 
 def test_other_folders_are_not_taken_for_it(tmp_path: Path) -> None:
     assert not published.is_published(tmp_path)
-    (tmp_path / "config.json").write_text('{"medusa_num_heads": 3}')
-    assert not published.is_published(tmp_path)
-    save_safe({"0.0.weight": torch.zeros(1)}, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert not published.is_published(tmp_path)
+
+
+def test_a_folder_without_weights_says_which_files_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 3}')
+    with pytest.raises(WeightsMismatchError, match=r"neither medusa_lm_head\.safetensors nor medusa_lm_head\.pt"):
+        MedusaDrafter.from_pretrained(tmp_path)

@@ -1,7 +1,7 @@
 """The Medusa drafter (arXiv 2401.10774): K heads on the target's last state, each guessing one later token."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from specblock_zoo.errors import UnsupportedOptionError
 from specblock_zoo.functional.buckets import NUM_BUCKETS
 from specblock_zoo.models.medusa import published as authors_format
 from specblock_zoo.models.medusa.configuration_medusa import MedusaConfig
-from specblock_zoo.models.pretrained import PretrainedDrafter
+from specblock_zoo.models.pretrained import PretrainedDrafter, PublishedFormat
 from specblock_zoo.structures import BranchMemory, BranchOutput, ContextOutput, DraftBlock, KeyValues
 
 
@@ -33,6 +33,11 @@ class Head(nn.Sequential):
         blocks = [ResidualBlock(config.hidden_size) for _ in range(config.residual_layers)]
         super().__init__(*blocks, nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False))
 
+    @property
+    def projection(self) -> nn.Linear:
+        """The linear map to the draft vocabulary."""
+        return cast(nn.Linear, self[-1])
+
     def states(self, x: Tensor) -> Tensor:
         """What the linear map reads, `[..., hidden]` -> same."""
         for block in list(self)[:-1]:
@@ -50,15 +55,17 @@ class MedusaDrafter(PretrainedDrafter):
     """
 
     config_class = MedusaConfig
-    published = authors_format
+    published: ClassVar[PublishedFormat | None] = authors_format
     main_input_name = "features"
     reads_last_hidden = True
 
     config: MedusaConfig
+    heads: Sequence[Head]
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__(config)
-        self.heads = nn.ModuleList(Head(config) for _ in range(config.block_width))
+        heads = nn.ModuleList(Head(config) for _ in range(config.block_width))
+        self.heads = heads  # type: ignore[assignment]  # a sequence of heads, which its type does not tell
         self.add_vocabulary()
         self.post_init()
 
@@ -99,7 +106,7 @@ class MedusaDrafter(PretrainedDrafter):
         There is no rank head: every slot is put into the same bucket.
         """
         reached = [head.states(states) for head in self.heads]
-        logits = torch.stack([head[-1](state) for head, state in zip(self.heads, reached, strict=True)], dim=1)
+        logits = torch.stack([head.projection(state) for head, state in zip(self.heads, reached, strict=True)], dim=1)
         return DraftBlock(torch.stack(reached, dim=1), logits, logits.new_zeros(*logits.shape[:2], NUM_BUCKETS))
 
     def branch(

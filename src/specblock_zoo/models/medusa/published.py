@@ -26,10 +26,9 @@ PREFIXES = ("medusa_heads.", "medusa_head.")
 
 
 def is_published(folder: Any) -> bool:
-    """True for a local folder whose config counts heads and which holds one of the two weight files."""
-    folder = Path(str(folder))
-    config = folder / "config.json"
-    if not config.is_file() or not any((folder / name).is_file() for name in (SAFE_FILE, PICKLED_FILE)):
+    """True for a local folder whose config counts heads."""
+    config = Path(str(folder)) / "config.json"
+    if not config.is_file():
         return False
     fields = json.loads(config.read_text(encoding="utf-8"))
     return isinstance(fields, dict) and HEADS_KEY in fields
@@ -39,7 +38,7 @@ def read_config(folder: Path) -> MedusaConfig:
     """Our configuration of a published folder.
 
     Raises:
-        WeightsMismatchError: the first head has not the layers that the config counts, or a file is not whole.
+        WeightsMismatchError: the first head has not the layers that the config counts, or there is no whole file.
     """
     fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     heads, layers, tensors = fields[HEADS_KEY], fields.get(LAYERS_KEY, 1), _read_heads(folder)
@@ -103,6 +102,10 @@ def _read_heads(folder: Path) -> dict[str, Tensor]:
     safe, pickled = folder / SAFE_FILE, folder / PICKLED_FILE
     if safe.is_file():
         tensors = read_file(safe)
+    elif not pickled.is_file():
+        raise WeightsMismatchError(
+            f"{folder} holds neither {SAFE_FILE} nor {PICKLED_FILE}.", "Fetch the release's weights into it."
+        )
     else:
         try:
             tensors = torch.load(pickled, weights_only=True, map_location="cpu")

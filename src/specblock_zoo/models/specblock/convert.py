@@ -12,7 +12,7 @@ from specblock_zoo.errors import UnsupportedOptionError
 from specblock_zoo.functional.buckets import NUM_BUCKETS
 from specblock_zoo.functional.vocab import check_vocab_map
 from specblock_zoo.models.folders import check_shapes, fresh_folder, read_tensors
-from specblock_zoo.models.pretrained import shapes_of, skeleton
+from specblock_zoo.models.pretrained import check_kind, shapes_of, skeleton
 from specblock_zoo.models.specblock import published
 from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
 from specblock_zoo.models.specblock.modeling_specblock import SpecBlockDrafter
@@ -40,7 +40,12 @@ def read_published(folder: Path) -> Drafted:
 
 
 def read_native(folder: Path) -> Drafted:
-    """Configuration and tensors of a folder of ours, checked both ways; errors as `read_published`."""
+    """Configuration and tensors of a folder of ours, checked both ways; errors as `read_published`.
+
+    Raises:
+        UnknownNameError: the folder holds another kind of drafter, which the authors' layout cannot express.
+    """
+    check_kind(SpecBlockDrafter, folder, str(folder))
     config: SpecBlockConfig = SpecBlockConfig.from_pretrained(folder)
     return _checked(config, read_tensors(folder), folder)
 

@@ -1,0 +1,88 @@
+"""Streams arrive as described, every policy is asked, and an interrupted replay goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specblock_zoo.adaptation.bandit import Action
+from specblock_zoo.adaptation.session import AdaptiveDrafter
+from specblock_zoo.bench.replay import RECORDS, QueryRecord, Replay, Segment, Stream, arrivals, asker, rotated
+from specblock_zoo.bench.tasks import Prompt
+from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.models.base import Drafter
+from tests.support.adapting import NEW, adaptive, plain_text, target
+from tests.support.decoding import prompt_ids
+
+
+def write_task(folder: Path, name: str, count: int) -> None:
+    lines = [json.dumps({"id": f"{name}/{n}", "category": "c", "turns": [f"{n}"]}) for n in range(count)]
+    (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    write_task(tmp_path, "one", 4)
+    write_task(tmp_path, "two", 3)
+    return tmp_path
+
+
+def segments() -> list[Segment]:
+    return [Segment("one", 4), Segment("two", 3)]
+
+
+def test_a_sequence_sends_one_segment_after_the_other(tasks: Path) -> None:
+    every = arrivals(Stream("s", segments(), passes=2), tasks)
+    assert [each.task for each in every] == (["one"] * 4 + ["two"] * 3) * 2
+    assert [each.number for each in every] == list(range(14))
+    assert [each.turn for each in every] == [0] * 7 + [1] * 7
+    assert len(arrivals(Stream("s", segments()), tasks, limit=2)) == 4
+
+
+def test_a_mixed_stream_shuffles_each_pass_its_own_way(tasks: Path) -> None:
+    every = [each.prompt.id for each in arrivals(Stream("s", segments(), "mixed", passes=2), tasks)]
+    assert sorted(every[:7]) == sorted(every[7:])
+    assert every[:7] != every[7:]
+    assert every == [each.prompt.id for each in arrivals(Stream("s", segments(), "mixed", passes=2), tasks)]
+
+
+@pytest.mark.parametrize("stream", [Stream("s"), Stream("s", segments(), passes=0)])
+def test_empty_streams_are_refused(stream: Stream, tasks: Path) -> None:
+    with pytest.raises(ConfigurationError, match="at least one"):
+        arrivals(stream, tasks)
+
+
+def ask(drafter: Drafter | None, prompt: Prompt) -> Tensor:
+    answer = asker(target(), lambda text: prompt_ids(8, int(text) % 2), NEW)(drafter, prompt)
+    assert torch.equal(answer, plain_text(int(prompt.turns[0]) % 2)[0, 8:])
+    return answer
+
+
+def replay_of(out: Path, save_every: int = 3) -> Replay:
+    return Replay("s", {"plain": None, "always": adaptive(Action.HEAD)}, ask, out, save_every)
+
+
+def test_every_prompt_is_recorded_under_every_policy_and_a_replay_goes_on(tasks: Path) -> None:
+    every, out = arrivals(Stream("s", segments()), tasks), tasks / "out"
+    first = replay_of(out)
+    assert len(first.run(every[:5])) == 10
+    second = replay_of(out)
+    records = second.run(every[:6])
+    assert [(each.number, each.policy) for each in records] == [
+        (number, policy) for number in range(6) for policy in rotated(["plain", "always"], number)
+    ]
+    adapted = second.drafters["always"]
+    assert isinstance(adapted, AdaptiveDrafter)
+    assert adapted.bandit.queries == 6, "three of the first run were saved, three are new"
+    digests = {each.number: each.digest for each in records if each.policy == "plain"}
+    assert all(each.digest == digests[each.number] for each in records)
+    assert any(each.synced == "head" and each.update_seconds > 0 for each in records)
+    assert all(each.rounds == each.committed for each in records if each.policy == "plain")
+    assert len((out / RECORDS).read_text().splitlines()) == 12
+    assert QueryRecord.model_validate_json((out / RECORDS).read_text().splitlines()[0]) == records[0]
+
+
+def test_policies_take_turns() -> None:
+    assert [rotated(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]

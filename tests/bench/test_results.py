@@ -1,0 +1,34 @@
+"""A drafter's results come from the run that measured it."""
+
+import pytest
+
+from specblock_zoo.bench.report import DRAFTED, summarize_run
+from specblock_zoo.bench.results import behind, method_of, results_of
+from specblock_zoo.errors import ConfigurationError
+from tests.support.measured import NAME, prompt, record, run
+
+RECORDS = [*prompt(), *prompt("code", 0, 1.7)]
+
+
+def test_results_are_the_sums_of_the_greedy_records() -> None:
+    found = results_of(run(), RECORDS, DRAFTED, NAME)
+    assert (found.overall, found.tasks) == summarize_run(RECORDS)
+    assert (found.drafter, found.target, found.sampled, found.version) == (NAME, "tiny", None, 2)
+    sampled = [each.model_copy(update={"temperature": 1.0, "seconds": each.seconds}) for each in RECORDS]
+    both = results_of(run(), [*RECORDS, *sampled], DRAFTED, NAME)
+    assert both.overall == found.overall
+    assert both.sampled == found.overall
+
+
+def test_what_was_not_measured_is_explained() -> None:
+    with pytest.raises(ConfigurationError, match="no greedy records of the method 'medusa'; its methods are plain"):
+        results_of(run(), RECORDS, "medusa", NAME)
+    assert method_of(run(), lambda name: name == NAME) == DRAFTED
+    with pytest.raises(ConfigurationError, match=rf"it measured drafted \({NAME}"):
+        method_of(run(), lambda name: False)
+
+
+def test_the_records_behind_results_leave_other_drafters_out() -> None:
+    other = record("medusa")
+    lookup = record("lookup", kind="prompt_lookup")
+    assert behind([*RECORDS, other, lookup], DRAFTED) == (*RECORDS, lookup)
