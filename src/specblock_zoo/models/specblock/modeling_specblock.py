@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specblock_zoo.functional.buckets import NUM_BUCKETS, summary_of_best
 from specblock_zoo.models.decoder import DecoderLayer, Mix, RMSNorm, draft_attention, extend_attention, remember
-from specblock_zoo.models.pretrained import PretrainedDrafter
+from specblock_zoo.models.pretrained import PretrainedDrafter, PublishedFormat
 from specblock_zoo.models.specblock import published as authors_format
 from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
 from specblock_zoo.models.specblock.rank_head import RankHead
@@ -58,7 +58,7 @@ class SpecBlockDrafter(PretrainedDrafter):
     """
 
     config_class = SpecBlockConfig
-    published = authors_format
+    published: ClassVar[PublishedFormat | None] = authors_format
 
     config: SpecBlockConfig
 
