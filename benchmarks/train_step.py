@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from specblock_zoo.bench.gpu import half_right
 from specblock_zoo.bench.timing import interleave, summarize
 from specblock_zoo.functional.objective import LossReport, release_objective
 from specblock_zoo.functional.vocab import target_to_draft
@@ -70,11 +71,7 @@ class Bench:
         )
         self.drafter = SpecBlockDrafter(config)
         self.drafter.attach(torch.randn(config.vocab_size, setting.hidden))
-        # Two opposite head rows: one of them always wins, so a text of these two tokens is met half of the time.
-        weight = self.drafter.lm_head.weight.data
-        weight.mul_(0.01)
-        weight[0] = torch.randn(setting.hidden)
-        weight[1] = -weight[0]
+        half_right(self.drafter)
         self.teacher = Teacher(torch.randn(setting.draft_vocab, setting.hidden), target_to_draft(self.drafter.t2d))
         self.batch = make_batch(setting, self.teacher)
         # A rate of zero: an update costs the same, and the share of surviving rows stays what it is.

@@ -117,7 +117,7 @@ COST_CURVES = ("measured", "stored", "off")
 
 @dataclass(frozen=True)
 class TreeSettings:
-    """How a draft tree is grown. `functional.tree` reads it; `SpecBlockConfig` stores the defaults.
+    """How a draft tree is grown. `functional.tree` reads it; `DrafterConfig` stores the defaults.
 
     Raises:
         ConfigurationError: a value is out of range.

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from specblock_zoo.adaptation import feedback as recording
 from specblock_zoo.adaptation.feedback import CaptureSettings, Recorder
+from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.inference.decode import Session
 from specblock_zoo.inference.grow import Pairs
 from specblock_zoo.inference.text import Rules, Text
@@ -86,6 +88,37 @@ def test_a_mistake_costs_the_feedback_only(caplog: pytest.LogCaptureFixture) -> 
     assert recorder.failed
     assert recorder.finish() == []
     assert "feedback of this query is lost" in caplog.text
+
+
+def test_a_query_holds_no_more_than_its_feedback_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the scores of all its rounds over the draft vocabulary, nor the features of a whole long prompt."""
+    drafter = random_drafter(target())
+    found = []
+    for rounds in (32, 2):
+        monkeypatch.setattr(recording, "ROUNDS_AT_ONCE", rounds)
+        recorder = Recorder(drafter, CaptureSettings(4, max_length=6))
+        torch.manual_seed(0)
+        play(recorder, drafter)
+        [row] = recorder._rows.values()
+        assert len(row.scores) < rounds
+        assert row.pairs[0].features.untyped_storage().nbytes() == 6 * 3 * drafter.config.target_hidden_size * 4
+        found.append(recorder.finish()[0].text.target)
+    for name in ("ids", "log_probs", "tail"):
+        assert torch.equal(getattr(found[0], name), getattr(found[1], name))
+
+
+def test_a_recorder_that_failed_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(random_drafter(target()), CaptureSettings())
+    for _ in range(3):
+        recorder.judged(None, None, None, None)
+        recorder.drafted(None, None, None)
+    assert caplog.text.count("feedback of this query is lost") == 1
+
+
+@pytest.mark.parametrize("settings", [{"top": 0}, {"max_length": 1}])
+def test_captures_of_nothing_are_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=f"{next(iter(settings))} = {next(iter(settings.values()))}"):
+        CaptureSettings(**settings)
 
 
 def test_nobody_watches_by_default() -> None:

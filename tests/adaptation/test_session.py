@@ -1,5 +1,6 @@
 """Texts never depend on adaptation, and whatever goes wrong leaves the last good weights serving."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -181,6 +182,53 @@ def test_the_state_is_saved_after_an_update_and_a_full_disk_is_survived(
     another = adaptive(Action.HEAD)
     another.restore(tmp_path / "state")
     assert another.bandit.events == events
+
+
+@pytest.mark.parametrize("deployment", ["inline", "worker"])
+def test_nothing_is_saved_while_an_update_trains(
+    deployment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another query's update may begin whenever the saving thread looks away."""
+    drafter = adaptive(Action.HEAD, deployment=deployment)
+    training, over, seen = threading.Event(), threading.Event(), []
+
+    def update() -> None:
+        training.set()
+        over.wait(10)
+        training.clear()
+
+    drain = drafter._deployment.drain
+
+    def drain_and_lose_the_race() -> None:
+        drain()
+        threads.append(threading.Thread(target=drafter._deployment.submit, args=("keep", update)))
+        threads[-1].start()
+        training.wait(10)
+
+    def save(*_: object) -> None:
+        seen.append(training.is_set())
+        over.set()
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(drafter._deployment, "drain", drain_and_lose_the_race)
+    monkeypatch.setattr("specblock_zoo.adaptation.saving.save", save)
+    drafter.save(tmp_path)
+    for each in threads:
+        each.join()
+    assert seen == [False]
+    monkeypatch.undo()
+    drafter.close()
+
+
+def test_a_closed_worker_leaves_everything_usable(tmp_path: Path) -> None:
+    drafter = adaptive(Action.HEAD, deployment="worker")
+    drafter.close()
+    ask(drafter)
+    drafter.save(tmp_path)
+    drafter.restore(tmp_path)
+    drafter.rollback()
+    drafter.close()
+    ask(drafter)
 
 
 @pytest.mark.skipif(not can_prepack(), reason="this torch build has no oneDNN operators")

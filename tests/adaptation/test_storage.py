@@ -1,6 +1,7 @@
 """A version is whole or was never there."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -53,6 +54,19 @@ def test_the_newest_version_is_current_and_the_only_one(tmp_path: Path) -> None:
         write(tmp_path / "state", number)
     assert value_of(tmp_path / "state") == 11
     assert len(list((tmp_path / "state").iterdir())) == 2
+
+
+def test_a_disk_that_is_full_is_an_os_error_and_leaves_the_version_before(tmp_path: Path) -> None:
+    """Not one of our making: safetensors has an error of its own for what the system says."""
+    write(tmp_path, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match="could not be written"), new_version(tmp_path) as scratch:
+            write_tensors(scratch / "a.safetensors", {"x": torch.zeros(10_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert value_of(tmp_path) == 1
 
 
 def test_an_interrupted_write_leaves_the_version_before(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from specblock_zoo.bench.campaign import Campaign, Loaders, Plan, describe_run, hash_weights, load, plan
+from specblock_zoo.bench.campaign import Campaign, Loaders, Plan, describe_run, hash_config, hash_weights, load, plan
 from specblock_zoo.bench.folder import RunFolder, read_folder
 from specblock_zoo.bench.settings import BenchSettings
 from specblock_zoo.bench.timing import thread_limit
@@ -18,7 +18,7 @@ from specblock_zoo.errors import BadRecordError, ConfigurationError, PromptTooLo
 from specblock_zoo.hub.zoo import load_drafter
 from specblock_zoo.targets.local import load_target
 from tests.support import REPOSITORY
-from tests.support.tiny_pair import POSITIONS, TinyFolders
+from tests.support.tiny_pair import POSITIONS, TinyFolders, tiny_drafter
 
 LOADERS = Loaders(load_target, lambda name, model, _: load_drafter(name, dtype=model.dtype))
 
@@ -144,3 +144,10 @@ def test_a_run_knows_its_drafters_by_their_weights(settings: BenchSettings, tiny
     with torch.no_grad():
         network.weight += 1
     assert hash_weights(network) != before
+
+
+def test_a_drafter_that_drafts_otherwise_makes_another_run() -> None:
+    drafter = tiny_drafter()
+    before = hash_config(drafter.config)
+    drafter.config.max_nodes += 1
+    assert hash_config(drafter.config) != before

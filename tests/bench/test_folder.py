@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specblock_zoo.bench.folder import RECORDS_FILE, RUN_FILE, RunFolder, differences, read_folder, read_run
+from specblock_zoo.bench.folder import RECORDS_FILE, RUN_FILE, Run, RunFolder, differences, read_folder, read_run
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
 from tests.support.measured import record, run
 
@@ -57,3 +57,14 @@ def test_a_broken_line_within_the_file_is_named(tmp_path: Path) -> None:
     path.write_text("{}\n" + path.read_text())
     with pytest.raises(BadRecordError, match=r"records\.jsonl:1"):
         RunFolder.open(tmp_path, run())
+
+
+def test_provenance_is_that_of_the_call_that_measured_first_and_the_reference_that_of_the_last(tmp_path: Path) -> None:
+    def called(command: str, reference: str | None) -> Run:
+        made = run().provenance.model_copy(update={"command": command})
+        return run().model_copy(update={"provenance": made, "reference": reference})
+
+    RunFolder.open(tmp_path, called("specblock bench --dry_run", None))
+    RunFolder.open(tmp_path, called("specblock bench", "drafted")).append(record())
+    RunFolder.open(tmp_path, called("specblock bench --resumed", "plain"))
+    assert (read_run(tmp_path).provenance.command, read_run(tmp_path).reference) == ("specblock bench", "plain")

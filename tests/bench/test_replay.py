@@ -1,6 +1,7 @@
 """Streams arrive as described, every policy is asked, and an interrupted replay goes on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from specblock_zoo.adaptation.bandit import Action
 from specblock_zoo.adaptation.session import AdaptiveDrafter
-from specblock_zoo.bench.replay import RECORDS, QueryRecord, Replay, Segment, Stream, arrivals, asker, rotated
+from specblock_zoo.bench.replay import RECORDS, QueryRecord, Replay, Segment, Stream, arrivals, asker
 from specblock_zoo.bench.tasks import Prompt
+from specblock_zoo.bench.timing import rotated
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.models.base import Drafter
 from tests.support.adapting import NEW, adaptive, plain_text, target
@@ -86,3 +88,24 @@ def test_every_prompt_is_recorded_under_every_policy_and_a_replay_goes_on(tasks:
 
 def test_policies_take_turns() -> None:
     assert [rotated(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]
+
+
+def test_a_folder_of_another_replay_is_refused_and_left_alone(tasks: Path) -> None:
+    every, out = arrivals(Stream("s", segments()), tasks), tasks / "out"
+    run = Replay("s", {"plain": None}, lambda *_: torch.arange(3), out, save_every=1)
+    run.run(every)
+    before = (out / RECORDS).read_text()
+    for other, named in (
+        (replace(run, identity={"target": "another"}), "target is nothing there and another here"),
+        (replace(run, drafters={"plain": None, "none": None}), "policies is"),
+    ):
+        with pytest.raises(ConfigurationError, match=named):
+            other.run(every)
+    with pytest.raises(ConfigurationError, match="what was asked is"):
+        run.run(every[::-1])
+    bench = tasks / "bench"
+    bench.mkdir()
+    (bench / RECORDS).write_text(before)
+    with pytest.raises(ConfigurationError, match="not of a replay"):
+        replace(run, out=bench).run(every)
+    assert (bench / RECORDS).read_text() == (out / RECORDS).read_text() == before

@@ -2,6 +2,7 @@
 
 import pytest
 
+from specblock_zoo.bench.records import AnswerRecord
 from specblock_zoo.bench.report import (
     DRAFTED,
     PLAIN,
@@ -104,3 +105,12 @@ def test_an_answer_without_a_round_has_no_tau() -> None:
     nothing = {"rounds": 0, "committed": 0, "draft_ms": 0.0, "verify_ms": 0.0, "other_ms": 0.0, "commit_ms": 0.0}
     result = task_result("chat", [record(PLAIN), record(DRAFTED, **nothing)], PLAIN)
     assert (result.tau, result.draft_share) == (None, 0.0)
+
+
+def test_several_seeds_of_a_prompt_are_one_prompt_to_the_interval() -> None:
+    def asked(number: int, seed: int, ratio: float) -> list[AnswerRecord]:
+        return [each.model_copy(update={"seed": seed}) for each in prompt(number=number, speedup=ratio)]
+
+    once = [each for number, ratio in enumerate((1.0, 2.0, 1.5)) for each in asked(number, 0, ratio)]
+    again = [each for number, ratio in enumerate((1.0, 2.0, 1.5)) for each in asked(number, 1, ratio)]
+    assert speedup([*once, *again], DRAFTED, PLAIN_MASKED) == speedup(once, DRAFTED, PLAIN_MASKED)

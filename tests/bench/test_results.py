@@ -32,3 +32,17 @@ def test_the_records_behind_results_leave_other_drafters_out() -> None:
     other = record("medusa")
     lookup = record("lookup", kind="prompt_lookup")
     assert behind([*RECORDS, other, lookup], DRAFTED) == (*RECORDS, lookup)
+
+
+def test_a_run_that_is_not_finished_has_no_results() -> None:
+    with pytest.raises(ConfigurationError, match="plain has answered 1 of 2 questions"):
+        results_of(run(), RECORDS[1:], DRAFTED, NAME)
+    with pytest.raises(ConfigurationError, match="plain has answered 2 of 4 questions"):
+        results_of(run(temperatures=[0.0, 1.0]), RECORDS, DRAFTED, NAME)
+
+
+def test_results_name_every_commit_and_version_that_a_resumed_run_was_measured_with() -> None:
+    later = [each.model_copy(update={"commit": "1" * 40, "versions": {"torch": "2.14.0"}}) for each in prompt("code")]
+    made = results_of(run(), [*prompt(), *later], DRAFTED, NAME).provenance
+    assert made.commit == f"{'0' * 40}, {'1' * 40}"
+    assert made.versions == {"torch": "2.13.0, 2.14.0"}

@@ -57,3 +57,10 @@ def test_prompt_and_answer_must_fit_together() -> None:
     check_fits(10, 6, 16)
     with pytest.raises(PromptTooLongError, match=r"10 tokens and 7 new ones.*16 positions"):
         check_fits(10, 7, 16)
+
+
+def test_prompts_of_one_id_are_refused_since_records_are_told_apart_by_it(tmp_path: Path) -> None:
+    path = write_task(tmp_path / "chat.jsonl", 2)
+    path.write_text(path.read_text().replace("q/1", "q/0"))
+    with pytest.raises(ConfigurationError, match=r"chat\.jsonl: 2 prompts have 1 ids; 'q/0' is there"):
+        read_task(path)

@@ -1,15 +1,18 @@
 """Conversion and export from the command line."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from specblock_zoo.cli.convert import convert, export
 from specblock_zoo.cli.main import main
-from specblock_zoo.errors import ConfigurationError, UnknownNameError
+from specblock_zoo.errors import ConfigurationError, UnknownNameError, UnsupportedOptionError
+from specblock_zoo.models.pretrained import PretrainedDrafter
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.models.specblock.published import is_published
-from tests.support.drafters import tiny_drafter
+from tests.support.drafters import tiny_drafter, tiny_eagle3, tiny_medusa
 
 COMPATIBLE = {"shift": "between_layers", "advance_positions": False, "context_slots": 3, "head_dim": 4}
 
@@ -62,3 +65,15 @@ def test_the_documented_command_lines_are_understood(
         assert ended.value.code == 0
     assert main(["export", str(native), str(tmp_path / "out")]) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", [tiny_eagle3, tiny_medusa])
+def test_a_drafter_of_another_kind_is_refused_by_every_layout(
+    make: Callable[..., PretrainedDrafter], tmp_path: Path
+) -> None:
+    folder = tmp_path / "drafter"
+    make(attached=False).save_pretrained(folder)
+    for command in (partial(convert, "native"), partial(convert, "published"), export):
+        with pytest.raises(UnsupportedOptionError, match=f"{folder} holds .*these layouts express SpecBlock only"):
+            command(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -152,6 +152,25 @@ def test_every_token_is_coloured_once(tiny_folders: TinyFolders) -> None:
     assert len(answer.ids) - counts.total() <= sum(not tokenizer.decode([token]) for token in answer.ids.tolist())
 
 
+def test_what_is_done_once_per_process_is_in_neither_time(
+    tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def noting(*places: Any, **options: Any) -> Answer:
+        calls.append(options)
+        return answered(*places, **options)
+
+    monkeypatch.setattr("specblock_zoo.cli.generate.answered", noting)
+    assert run(command(tiny_folders, "hi", "--compare", "--dtype=float32")) == 0
+    capsys.readouterr()
+    warm_up, drafted, plain = calls
+    assert warm_up["assistant_model"] is drafted["assistant_model"] is not None
+    assert warm_up["max_new_tokens"] < drafted["max_new_tokens"] == plain["max_new_tokens"]
+    assert "streamer" in drafted
+    assert "streamer" not in warm_up
+
+
 @pytest.mark.parametrize("flag", ["--compare", "--show_tree", "--mode=chain", "--max_nodes=4"])
 def test_options_of_a_drafter_need_one(
     tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str], flag: str

@@ -1,6 +1,8 @@
 """One writer per file; a folder is shared or held alone; the dead hold nothing."""
 
+import errno
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -74,3 +76,18 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="no folder can be made"), using_folder(tmp_path / "file", alone=False):
         pass
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def has_none(handle, kind):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(locks, "flock", has_none)
+    for held in (writing(tmp_path / "shard"), using_folder(tmp_path, alone=True)):
+        with pytest.raises(ConfigurationError, match=f"{tmp_path}.* cannot be locked .*has no flock"), held:
+            pass
+
+
+def test_what_goes_wrong_inside_is_not_taken_for_another_writer(tmp_path):
+    with pytest.raises(BlockingIOError), using_folder(tmp_path, alone=False):
+        raise BlockingIOError

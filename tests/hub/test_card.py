@@ -10,6 +10,7 @@ from specblock_zoo.bench.records import write_results
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.hub import card
 from specblock_zoo.hub.entry import Reported, write_entry
+from specblock_zoo.models.registry import DRAFTERS
 from tests.support.measured import NAME, entry, results
 from tests.support.tiny_pair import TinyFolders
 
@@ -132,3 +133,12 @@ def test_stale_documents_are_found_until_they_are_rendered(tmp_path: Path) -> No
 
 def test_this_checkouts_documents_say_what_its_zoo_says() -> None:
     assert card.stale_documents(ROOT) == [], "run: python scripts/render_cards.py"
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_card_cites_the_paper_of_its_own_kind(kind: str) -> None:
+    found = entry().model_copy(update={"kind": kind})
+    text = str(card.drafter_card(card.MeasuredEntry(found, None)))
+    cited = {each.arxiv for each in DRAFTERS.values() if f"arXiv {each.arxiv}" in text}
+    assert cited == {DRAFTERS[kind].arxiv}
+    assert f"{DRAFTERS[kind].title} drafter for" in text

@@ -1,17 +1,21 @@
 """An entry is verified against the files beside it, without loading a weight."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specblock_zoo.bench.records import write_results
 from specblock_zoo.errors import ConfigurationError, SpecBlockError, VocabularyMismatchError, WeightsMismatchError
-from specblock_zoo.hub.entry import read_entry, write_entry
+from specblock_zoo.hub.entry import ZooEntry, read_entry, write_entry
 from specblock_zoo.hub.verify import Verdict, verify
-from specblock_zoo.hub.zoo import CHECKOUT, list_entries
-from tests.support.measured import NAME, entry, publishable
+from specblock_zoo.hub.zoo import CHECKOUT, list_entries, load_drafter
+from specblock_zoo.models.pretrained import PretrainedDrafter
+from tests.support.drafters import tiny_eagle3, tiny_medusa
+from tests.support.measured import NAME, entry, publishable, results
 from tests.support.tiny_pair import TinyFolders
 
 
@@ -80,3 +84,22 @@ def test_a_recipe_with_numbers_is_found(folder: Path) -> None:
 @pytest.mark.parametrize("name", [found.name for found in list_entries(CHECKOUT)])
 def test_every_entry_of_this_zoo_is_whole(name: str) -> None:
     assert verify(read_entry(CHECKOUT / name), CHECKOUT / name).fault is None
+
+
+@pytest.mark.parametrize("make", [tiny_eagle3, tiny_medusa])
+def test_a_trained_entry_of_every_kind_passes_every_check(
+    make: Callable[..., PretrainedDrafter], tmp_path: Path
+) -> None:
+    drafter = make(attached=False, tap_layers=(1, 2, 3))
+    config = drafter.config
+    home = tmp_path / f"specblock-tiny.{config.model_type}-v1"
+    drafter.save_pretrained(home)
+    facts = {"kind": config.model_type, "block_width": config.block_width, "num_blocks": config.num_blocks}
+    facts |= {"tap_layers": tuple(config.tap_layers), "draft_vocabulary": {"size": config.draft_vocab_size}}
+    fields = entry(home).model_dump() | {"name": home.name} | facts
+    write_entry(ZooEntry.model_validate(fields), home)
+    write_results(results().model_copy(update={"drafter": home.name}), home)
+    verdict = verify(read_entry(home), home)
+    assert verdict.fault is None
+    assert verdict.checked == ("entry", "hashes", "configuration", "tensors", "vocabulary", "results")
+    assert type(load_drafter(home)) is type(drafter)

@@ -141,3 +141,12 @@ def test_this_zoo_has_the_known_drafters_and_says_what_they_are() -> None:
     for found in known.values():
         assert bool(found.training) == (found.status == "trained")
         assert all(number.source == "the paper" for number in found.reported)
+
+
+def test_published_numbers_are_those_of_the_trees_a_user_gets() -> None:
+    """A curve that is timed at first use sizes other trees than those that were measured."""
+    measured = [found.name for found in zoo.list_entries() if (zoo.resolve(found.name) / "results.json").is_file()]
+    assert measured
+    for name in measured:
+        config = json.loads((zoo.resolve(name) / "config.json").read_text())
+        assert config.get("cost_curve", "measured") != "measured", name

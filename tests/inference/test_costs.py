@@ -11,7 +11,7 @@ from specblock_zoo.functional.costs import Curve, RoundCosts
 from specblock_zoo.inference import costs as stored
 from specblock_zoo.inference.prepack import can_prepack, optimize_for_cpu
 from specblock_zoo.inference.verify import Form
-from tests.support.decoding import random_drafter, target_of
+from tests.support.decoding import generate, prompt_ids, random_drafter, target_of
 
 COSTS = RoundCosts(Curve((1, 8, 64), (20.0, 25.5, 80.0)), 2.5, Curve((1, 8), (2.0, 3.0)))
 
@@ -100,6 +100,35 @@ def test_a_stored_curve_is_found_and_a_tiny_target_is_not_measured(folder: Path)
     stored.store(stored.key_of(target, drafter), COSTS, folder)
     stored.forget()
     assert stored.costs_for(target, drafter, Form.ADDITIVE, measure=False) == COSTS
+
+
+def test_an_older_torch_that_cannot_name_the_processor_has_curves_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    target = target_of("llama")
+    assert stored.cpu_name() == ""
+    assert torch.backends.cpu.get_cpu_capability() in stored.key_of(target, random_drafter(target)).device
+
+
+def test_a_stored_curve_serves_the_process_that_stored_it(folder: Path) -> None:
+    target = target_of("llama")
+    drafter = random_drafter(target)
+    assert stored.costs_for(target, drafter, Form.ADDITIVE, measure=True) is None
+    stored.store(stored.key_of(target, drafter), COSTS, folder)
+    assert stored.costs_for(target, drafter, Form.ADDITIVE, measure=True) == COSTS
+
+
+def test_a_measurement_that_fails_costs_the_curve_and_not_the_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter that proposes no token of the target leaves no node to measure a later block from."""
+    target = target_of("llama")
+    drafter = random_drafter(target, num_blocks=2)
+    monkeypatch.setattr(stored, "WORTH_MEASURING", 1)
+    monkeypatch.setattr(drafter, "target_tokens", lambda ids: torch.full_like(ids, -1))
+    ids = prompt_ids(6)
+    with pytest.warns(UserWarning, match="IndexError while measuring"):
+        drafted = generate(target, ids, 6, assistant_model=drafter)
+    assert torch.equal(drafted, generate(target, ids, 6))
 
 
 def test_a_target_of_some_size_is_measured_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,3 +75,8 @@ def test_a_folder_given_to_the_callback_is_looked_into(tmp_path: Path) -> None:
     callback = Namespace(class_path="ModelCheckpoint", init_args=Namespace(dirpath=str(tmp_path / "kept")))
     plain = Namespace(class_path="ExportDrafter")
     assert newest_last({"callbacks": [plain, callback], "default_root_dir": str(tmp_path)}) == file
+
+
+def test_a_run_without_a_logger_never_takes_up_one_that_had_one(tmp_path: Path) -> None:
+    write(tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt", age=0)
+    assert newest_last({"logger": False, "default_root_dir": str(tmp_path)}) is None

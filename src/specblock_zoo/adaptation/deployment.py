@@ -91,8 +91,11 @@ class Worker:
         self._thread.start()
 
     def submit(self, name: str, job: Job) -> None:
-        """Queues the job."""
-        self._jobs.put((name, job))
+        """Queues the job; once closed, runs it at once."""
+        if self._thread.is_alive():
+            self._jobs.put((name, job))
+        else:
+            self._outcomes.put(outcome_of(name, job))
 
     def poll(self) -> list[Outcome]:
         """See `Deployment`."""
@@ -104,8 +107,9 @@ class Worker:
 
     def close(self) -> None:
         """See `Deployment`."""
-        self._jobs.put(None)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            self._thread.join()
 
     def _run(self) -> None:
         stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None

@@ -1,18 +1,22 @@
 """What the target says about a query's trees, read off while it is served: no extra forward of either model."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from specblock_zoo.adaptation.buffers import HeadRows, TextRows, TopRows, top_rows
+from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.inference.grow import Pairs
 from specblock_zoo.inference.text import Text
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.structures import DraftBlock, DraftTree, Verdict
 
 LOG = logging.getLogger(__name__)
+
+ROUNDS_AT_ONCE = 32
+"""Rounds whose scores are kept whole before their best are taken: few enough to be small, many enough to be cheap."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,14 @@ class CaptureSettings:
 
     top: int = 64
     max_length: int = 512
+
+    def __post_init__(self) -> None:
+        if self.top < 1 or self.max_length < 2:
+            raise ConfigurationError(
+                f"Nothing can be learned from top = {self.top} (at least 1) tokens of texts of "
+                f"max_length = {self.max_length} (at least 2).",
+                "Correct the settings.",
+            )
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,13 @@ class _Watched:
     block: tuple[Tensor, Tensor] | None = None
     rounds: list[_Round] = field(default_factory=list)
     scores: list[Tensor] = field(default_factory=list)
+    best: list[TopRows] = field(default_factory=list)
+
+    def fold(self, top: int) -> None:
+        """Keeps of the scores since the last call the `top` best of each row."""
+        if self.scores:
+            self.best.append(top_rows(torch.cat(self.scores), top))
+            self.scores.clear()
 
 
 class Recorder:
@@ -68,15 +87,19 @@ class Recorder:
 
     def drafted(self, text: Text, pairs: Pairs, block: DraftBlock) -> None:
         """See `Observer`."""
+        if self.failed:
+            return
         try:
             row = self._rows.setdefault(id(text), _Watched(text))
-            row.pairs.append(pairs)
+            row.pairs.append(_tail(pairs, self._settings.max_length))
             row.block = (block.hidden[0], block.logits[0].argmax(-1))
         except Exception:
             self._give_up()
 
     def judged(self, text: Text, tree: DraftTree, verdict: Verdict, logits: Tensor) -> None:
         """See `Observer`; keeps the rows the walk has visited, over the draft vocabulary."""
+        if self.failed:
+            return
         try:
             row = self._rows.setdefault(id(text), _Watched(text))
             visited = [0, *(node + 1 for node in verdict.accepted_nodes)][: len(verdict.committed_tokens)]
@@ -84,12 +107,15 @@ class Recorder:
             row.scores.append(logits.index_select(0, index).index_select(1, self._draft_tokens))
             row.rounds.append(_Round(row.block, verdict.committed_tokens, len(verdict.accepted_nodes)))
             row.block = None
+            if len(row.scores) == ROUNDS_AT_ONCE:
+                row.fold(self._settings.top)
         except Exception:
             self._give_up()
 
     def _give_up(self) -> None:
         LOG.exception("feedback of this query is lost")
         self.failed = True
+        self._rows.clear()
 
     @torch.no_grad()
     def finish(self) -> list[Feedback]:
@@ -99,8 +125,9 @@ class Recorder:
         return [self._row(row) for row in self._rows.values() if row.rounds and row.pairs]
 
     def _row(self, row: _Watched) -> Feedback:
-        top = top_rows(torch.cat(row.scores), self._settings.top)
-        top = TopRows(top.ids.cpu(), top.log_probs.cpu(), top.tail.cpu())
+        row.fold(self._settings.top)
+        ids, log_probs, tail = zip(*(vars(each).values() for each in row.best), strict=True)
+        top = TopRows(torch.cat(ids).cpu(), torch.cat(log_probs).cpu(), torch.cat(tail).cpu())
         head, uncovered = self._slots(row, top)
         return Feedback(head, _text(row, top, uncovered, self._settings.max_length), -float(top.log_probs[:, 0].mean()))
 
@@ -133,6 +160,13 @@ class Recorder:
         return HeadRows(normed, target, rejected, covered), outside
 
 
+def _tail(pairs: Pairs, length: int) -> Pairs:
+    """Pairs with the features of the last `length` alone; a copy, so that a long prompt's are freed."""
+    if pairs.features.shape[1] <= length:
+        return pairs
+    return replace(pairs, features=pairs.features[:, -length:].clone())
+
+
 def _text(row: _Watched, top: TopRows, uncovered: int, max_length: int) -> TextRows | None:
     """The text in the form of the training forward; None where a round went undrafted in its middle."""
     starts = [pairs.first_position for pairs in row.pairs]
@@ -140,8 +174,7 @@ def _text(row: _Watched, top: TopRows, uncovered: int, max_length: int) -> TextR
     if starts[1:] != ends[:-1]:
         return None
     tokens = torch.cat([pairs.tokens[0] for pairs in row.pairs]).cpu().int()
-    # Only what will be kept is copied; the rest of a long prompt's features stays untouched.
-    features = torch.cat([pairs.features[0, -max_length:] for pairs in row.pairs])[1 - max_length :]
+    features = torch.cat([pairs.features[0] for pairs in row.pairs])[1 - max_length :]
     features = features.to("cpu", torch.bfloat16)
     read, count = row.pairs[0].tokens.shape[1], tokens.shape[0]
     taught = min(count - read, top.tail.shape[0])

@@ -6,7 +6,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.structures import BranchOutput, ContextOutput
 
 LOG = logging.getLogger(__name__)
-UPDATE, KEEP, REVERT = "update", "keep", "revert"
+UPDATE, KEEP, REVERT, BY_HAND = "update", "keep", "revert", "by hand"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,6 @@ class AdaptiveDrafter(Drafter):
         self.trigger = 0
         self.last_report = Report(Decision())
         self._lock = threading.RLock()
-        self._writing = threading.Lock()
 
     @property
     def serving(self) -> SpecBlockDrafter:
@@ -166,10 +165,7 @@ class AdaptiveDrafter(Drafter):
         Raises:
             OSError: the disk is full or cannot be written.
         """
-        self._deployment.drain()
-        with self._writing, self._lock:
-            self._collect()
-            saving.save(self, Path(folder))
+        self._between_jobs(partial(saving.save, self, Path(folder)))
 
     def restore(self, folder: str | Path) -> None:
         """Goes on from what `save` wrote.
@@ -178,9 +174,8 @@ class AdaptiveDrafter(Drafter):
             ConfigurationError: nothing was saved there.
             WeightsMismatchError: it is another drafter's, or not whole.
         """
-        self._settle()
-        with self._writing, self._lock:
-            saving.restore(self, Path(folder))
+        self._between_jobs(partial(saving.restore, self, Path(folder)))
+        with self._lock:
             self._swap(self.updater.modules())
 
     def close(self) -> None:
@@ -192,6 +187,23 @@ class AdaptiveDrafter(Drafter):
         self._deployment.drain()
         with self._lock:
             self._collect()
+
+    def _between_jobs(self, work: Callable[[], None]) -> None:
+        """Runs `work` while no job trains, once what the jobs before it gave is served; raises what it raises."""
+        raised: list[Exception] = []
+
+        def job() -> None:
+            try:
+                with self._lock:
+                    self._collect()
+                    work()
+            except Exception as error:
+                raised.append(error)
+
+        self._deployment.submit(BY_HAND, job)
+        self._settle()
+        if raised:
+            raise raised[0]
 
     def _tell(self, event: bandit.Event) -> Decision:
         with self._lock:
@@ -240,7 +252,8 @@ class AdaptiveDrafter(Drafter):
     def _collect(self) -> None:
         """Serves what jobs have finished; under the lock."""
         for outcome in self._deployment.poll():
-            self._take(outcome)
+            if outcome.name != BY_HAND:
+                self._take(outcome)
 
     def _take(self, outcome: Outcome) -> None:
         spent, synced = outcome.seconds, None
@@ -274,7 +287,7 @@ class AdaptiveDrafter(Drafter):
     def _save_quietly(self, folder: Path) -> None:
         try:
             saving.save(self, folder)
-        except OSError:
+        except Exception:
             LOG.exception("the state could not be saved in %s; the save before stays, and serving goes on", folder)
 
 

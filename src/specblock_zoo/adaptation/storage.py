@@ -38,6 +38,9 @@ def new_version(folder: Path) -> Iterator[Path]:
         pointer = folder / f"{SCRATCH}{POINTER}"
         pointer.write_text(name)
         os.replace(pointer, folder / POINTER)
+    except SafetensorError as cause:
+        # What safetensors makes of a full disk, in words only.
+        raise OSError(f"{folder} could not be written: {cause}") from cause
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     for path in left_over:

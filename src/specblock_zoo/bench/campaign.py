@@ -1,6 +1,7 @@
 """A benchmark from its settings to its records: methods x tasks x temperatures, interleaved prompt by prompt."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from specblock_zoo.bench.tasks import Task
 from specblock_zoo.bench.timing import rotated, time_call
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.inference.prepack import can_prepack
+from specblock_zoo.models.configuration import DrafterConfig, drafter_fields
 from specblock_zoo.targets.identity import identify
 
 Advance = Callable[[], None]
@@ -95,7 +97,7 @@ def load(planned: Plan, loaders: Loaders) -> Workbench:
 
 
 def describe_run(planned: Plan, bench: Workbench, command: str) -> Run:
-    """What this run is; drafters are told apart by their weights. To be called before weights are prepacked."""
+    """What this run is; drafters are told apart by weights and configuration. To be called before prepacking."""
     settings = planned.settings
     target = identify(settings.target, bench.model, bench.tokenizer)
     facts = ("target", "temperatures", "seeds", "prompts", "max_new_tokens", "dtype", "threads", "packed")
@@ -106,6 +108,7 @@ def describe_run(planned: Plan, bench: Workbench, command: str) -> Run:
     }
     identity |= {f"task {task.name}": hash_prompts(task) for task in planned.tasks}
     identity |= {f"drafter {name}": hash_weights(drafter) for name, drafter in bench.drafters.items()}
+    identity |= {f"drafter {name} configuration": hash_config(each.config) for name, each in bench.drafters.items()}
     return Run(
         version=RUN_VERSION,
         sha256=hash_identity(identity),
@@ -132,6 +135,12 @@ def describe_run(planned: Plan, bench: Workbench, command: str) -> Run:
 def hash_prompts(task: Task) -> str:
     """SHA-256 over the prompts of a task, twelve digits."""
     return hashlib.sha256("\n".join(prompt.model_dump_json() for prompt in task.prompts).encode()).hexdigest()[:12]
+
+
+def hash_config(config: DrafterConfig) -> str:
+    """SHA-256 over all fields of a drafter's configuration, its tree settings among them, twelve digits."""
+    facts = {name: getattr(config, name) for name in drafter_fields(type(config))}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def hash_weights(network: nn.Module) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,28 @@ class Run(Record):
     provenance: Provenance
     verify_cost: tuple[CostPoint, ...] = ()
 
+    @property
+    def places(self) -> int:
+        """How often each method is asked in the finished run."""
+        facts = self.identity
+        draws = sum(len(facts["seeds"]) if temperature > 0 else 1 for temperature in facts["temperatures"])
+        return draws * sum(name.startswith("task ") for name in facts) * int(facts["prompts"])
+
+
+def provenance_of(run: Run, records: Sequence[AnswerRecord]) -> Provenance:
+    """A run's provenance with every commit and version its records were made on: a resumed run may have several."""
+
+    def all_of(values: Iterable[str]) -> str:
+        return ", ".join(dict.fromkeys(values))
+
+    made = run.provenance
+    versions = {
+        package: all_of(record.versions.get(package, found) for record in records) or found
+        for package, found in made.versions.items()
+    }
+    commit = all_of(record.commit for record in records) or made.commit
+    return made.model_copy(update={"commit": commit, "versions": versions})
+
 
 def hash_identity(identity: Mapping[str, Any]) -> str:
     """SHA-256 over the sorted facts."""
@@ -68,6 +90,8 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path, run: Run) -> "RunFolder":
         """Makes the folder, or takes up the same run where it was left.
+
+        What does not decide a record, the reference, may change; without a record, provenance is this call's.
 
         Raises:
             ConfigurationError: the folder holds another run; the message names every fact that differs.
@@ -92,7 +116,12 @@ class RunFolder:
             )
         drop_cut_line(path / RECORDS_FILE)
         records = parse_lines(path / RECORDS_FILE, AnswerRecord) if (path / RECORDS_FILE).is_file() else ()
-        return cls(path, found, {(record.method, record.place) for record in records})
+        done = {(record.method, record.place) for record in records}
+        kept = {"reference": run.reference} | ({} if done else {"provenance": run.provenance})
+        folder = cls(path, found.model_copy(update=kept), done)
+        if folder.run != found:
+            folder.save()
+        return folder
 
     def append(self, record: AnswerRecord) -> None:
         """Adds a record; it is on the disk when this returns."""

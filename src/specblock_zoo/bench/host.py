@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from specblock_zoo.inference.costs import cpu_name
 from specblock_zoo.inference.prepack import PackedLinear
 from specblock_zoo.targets.local import fast_dtype
 
@@ -30,7 +31,7 @@ def device_name(device: torch.device) -> str:
     """The processor's model name, or the accelerator's."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return str(torch.cpu.get_capabilities().get("cpu_name") or platform.processor() or platform.machine())
+    return cpu_name() or platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:

@@ -55,9 +55,10 @@ def head(summary: Summary) -> str:
 def equality(summary: Summary) -> str:
     """How many texts equal plain decoding's."""
     rows = []
+    differs = "**differs**" if summary.run.provenance.dtype == "float32" else "differs"
     for temperature, name, equal, total in divergences(summary):
         drawn = temperature > 0 and summary.run.methods[name] in ("prompt_lookup", "assistant")
-        remark = "other draws: not expected to be equal" if drawn else ("" if equal == total else "**differs**")
+        remark = "other draws: not expected to be equal" if drawn else ("" if equal == total else differs)
         rows.append((how(temperature), name, f"{equal}/{total}", remark))
     exact = "must equal" if summary.run.provenance.dtype == "float32" else "may differ at near ties from"
     return f"In {summary.run.provenance.dtype}, greedy texts {exact} plain decoding's.\n\n" + table(

@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +13,10 @@ import torch
 from torch import Tensor
 
 from specblock_zoo.adaptation.session import AdaptiveDrafter
-from specblock_zoo.bench.records import Record, parse_lines
+from specblock_zoo.bench.folder import differences, drop_cut_line
+from specblock_zoo.bench.records import Record, parse_lines, write_atomically
 from specblock_zoo.bench.tasks import Prompt, read_task
+from specblock_zoo.bench.timing import rotated
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.models.base import Drafter
 
@@ -127,17 +128,27 @@ Ask = Callable[[Drafter | None, Prompt], Tensor]
 
 @dataclass(frozen=True)
 class Replay:
-    """A stream, the drafter that serves under each policy, and where the records go."""
+    """A stream, the drafter that serves under each policy, and where the records go.
+
+    Attributes:
+        identity: what makes two replays the same beside stream and policies: name of a fact -> its JSON value.
+    """
 
     stream: str
     drafters: Mapping[str, Drafter | None]
     ask: Ask
     out: Path
     save_every: int = 50
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, every: Sequence[Arrival], advance: Callable[[], None] = lambda: None) -> list[QueryRecord]:
-        """Answers what is left of a stream under every policy in turn; goes on where an earlier run stopped."""
-        done = self._resume()
+        """Answers what is left of a stream under every policy in turn; goes on where an earlier run stopped.
+
+        Raises:
+            ConfigurationError: the folder holds something else; the message names every fact that differs.
+        """
+        done = self._resume(every)
+        self._note(every[:done])
         with (self.out / RECORDS).open("a", encoding="utf-8") as file:
             for arrival in every[done:]:
                 for policy in rotated(list(self.drafters), arrival.number):
@@ -146,7 +157,7 @@ class Replay:
                     advance()
                 file.flush()
                 if (arrival.number + 1) % self.save_every == 0:
-                    self._save(arrival.number + 1)
+                    self._save(every[: arrival.number + 1])
         return list(parse_lines(self.out / RECORDS, QueryRecord))
 
     def _answer(self, policy: str, arrival: Arrival) -> QueryRecord:
@@ -180,30 +191,43 @@ class Replay:
             if isinstance(drafter, AdaptiveDrafter):
                 yield drafter, self.out / STATES / policy
 
-    def _save(self, done: int) -> None:
+    def _facts(self, asked: Sequence[Arrival]) -> dict[str, Any]:
+        text = json.dumps([[each.task, each.prompt.model_dump(mode="json")] for each in asked])
+        own = {"stream": self.stream, "policies": list(self.drafters)}
+        return {**self.identity, **own, "what was asked": hashlib.sha256(text.encode()).hexdigest()[:12]}
+
+    def _save(self, asked: Sequence[Arrival]) -> None:
         for drafter, folder in self._adaptive():
             drafter.save(folder)
-        scratch = self.out / f".{PROGRESS}"
-        scratch.write_text(json.dumps({"done": done}))
-        os.replace(scratch, self.out / PROGRESS)
+        self._note(asked)
 
-    def _resume(self) -> int:
+    def _note(self, asked: Sequence[Arrival]) -> None:
+        write_atomically(self.out / PROGRESS, json.dumps({"done": len(asked), "run": self._facts(asked)}))
+
+    def _resume(self, every: Sequence[Arrival]) -> int:
         """Questions whose records and states are saved; what came after them is asked again."""
         self.out.mkdir(parents=True, exist_ok=True)
         progress, records = self.out / PROGRESS, self.out / RECORDS
-        done: int = json.loads(progress.read_text())["done"] if progress.is_file() else 0
+        if records.exists() and not progress.is_file():
+            raise ConfigurationError(
+                f"{self.out} has {RECORDS} and no {PROGRESS}: they are not of a replay.", "Give another --out."
+            )
+        found: dict[str, Any] = (
+            json.loads(progress.read_text()) if progress.is_file() else {"done": 0, "run": self._facts(())}
+        )
+        if differing := differences(found.get("run", {}), self._facts(every[: found["done"]])):
+            raise ConfigurationError(
+                f"{self.out} holds another replay: {'; '.join(differing)}.",
+                "Give another --out, or the configuration it was started with.",
+            )
+        done: int = found["done"]
+        drop_cut_line(records)
         kept = [each for each in parse_lines(records, QueryRecord) if each.number < done] if done else []
-        records.write_text("".join(each.model_dump_json() + "\n" for each in kept))
+        write_atomically(records, "".join(each.model_dump_json() + "\n" for each in kept))
         if done:
             for drafter, folder in self._adaptive():
                 drafter.restore(folder)
         return done
-
-
-def rotated(names: list[str], number: int) -> list[str]:
-    """The names, each in turn the first, so that none is always asked with warm caches."""
-    start = number % len(names)
-    return names[start:] + names[:start]
 
 
 def asker(model: Any, encode: Callable[[str], Tensor], max_new_tokens: int) -> Ask:

@@ -1,10 +1,11 @@
 """Sums over records, divided once: tau, alpha, speedup and shares of a task, for one method."""
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from specblock_zoo.bench.records import AnswerRecord, Place, Ratio, TaskResult
-from specblock_zoo.bench.timing import interval_of_mean, paired_ratios, summarize
+from specblock_zoo.bench.timing import interval_of_mean, summarize
 
 PLAIN, PLAIN_MASKED, DRAFTED = "plain", "plain_masked", "drafted"
 BASELINE_KINDS = ("plain", "plain_masked")
@@ -34,10 +35,18 @@ def throughput(record: AnswerRecord) -> float:
     return record.new_tokens / record.seconds
 
 
-def ratios(records: Records, method: str, other: str) -> list[float]:
-    """A method's over another's throughput, place by place."""
+def per_prompt(values: Iterable[tuple[AnswerRecord, float]]) -> dict[str, list[float]]:
+    """Task -> one value per prompt, the median over its seeds: seeds of one prompt are no independent prompts."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for record, value in values:
+        found.setdefault(record.task, {}).setdefault(record.id, []).append(value)
+    return {task: [statistics.median(each) for each in prompts.values()] for task, prompts in found.items()}
+
+
+def ratios(records: Records, method: str, other: str) -> dict[str, list[float]]:
+    """A method's over another's throughput: task -> one ratio per prompt."""
     paired = pairs(records, method, other)
-    return paired_ratios([throughput(one) for one, _ in paired], [throughput(two) for _, two in paired])
+    return per_prompt((one, throughput(one) / throughput(two)) for one, two in paired)
 
 
 def better_baseline(records: Records) -> str:
@@ -66,7 +75,7 @@ def speedup(records: Records, method: str, baseline: str, seed: int = 0) -> Rati
 
     The interval (95 %) is a bootstrap over prompts within each task.
     """
-    groups = [found for each in by_task(records).values() if (found := ratios(each, method, baseline))]
+    groups = list(ratios(records, method, baseline).values())
     middle, low, high = interval_of_mean(groups, seed)
     summary = summarize([ratio for group in groups for ratio in group])
     return Ratio(median=middle, low=low, high=high, quartiles=(summary.low, summary.high))

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from specblock_zoo.bench.folder import Run
+from specblock_zoo.bench.folder import Run, provenance_of
 from specblock_zoo.bench.records import AnswerRecord, Results
-from specblock_zoo.bench.report import BASELINE_KINDS, PROMPT_LOOKUP_KIND, Records, summarize_run
+from specblock_zoo.bench.report import BASELINE_KINDS, PROMPT_LOOKUP_KIND, Records, of_method, summarize_run
 from specblock_zoo.errors import ConfigurationError
 
 
@@ -37,7 +37,7 @@ def results_of(run: Run, records: Records, method: str, drafter: str) -> Results
         method: the method that stands for the drafter.
         drafter: the drafter's name in the zoo.
     Raises:
-        ConfigurationError: the method is not in the run, or nothing was measured greedily.
+        ConfigurationError: the method is not in the run, nothing was measured greedily, or the run is not finished.
     """
     greedy = [record for record in records if record.temperature == 0]
     sampled = [record for record in records if record.temperature == 1]
@@ -46,14 +46,27 @@ def results_of(run: Run, records: Records, method: str, drafter: str) -> Results
             f"The run has no greedy records of the method {method!r}; its methods are {', '.join(run.methods)}.",
             "Name one of them, or run it at temperature 0.",
         )
+    check_finished(run, records, method)
     overall, tasks = summarize_run(greedy, method, seed=run.provenance.seed)
     drawn = any(record.method == method for record in sampled)
     return Results(
         drafter=drafter,
         target=run.target,
-        provenance=run.provenance,
+        provenance=provenance_of(run, behind(records, method)),
         overall=overall,
         tasks=tasks,
         sampled=summarize_run(sampled, method, seed=run.provenance.seed)[0] if drawn else None,
         version=2,
     )
+
+
+def check_finished(run: Run, records: Records, method: str) -> None:
+    """Raises `ConfigurationError` unless a method, and what it is compared with, has answered every question."""
+    compared = [name for name, kind in run.methods.items() if kind in (*BASELINE_KINDS, PROMPT_LOOKUP_KIND)]
+    for name in (*compared, method):
+        answered = len(of_method(records, name))
+        if answered < run.places:
+            raise ConfigurationError(
+                f"The run is not finished: {name} has answered {answered} of {run.places} questions.",
+                "Call `specblock bench` with the same configuration and folder again; it goes on where it was.",
+            )

@@ -8,7 +8,7 @@ from typing import Any
 
 from datasets import load_dataset
 
-from specblock_zoo.bench.tasks import Prompt, Task, read_task, spread
+from specblock_zoo.bench.tasks import Prompt, Task, check_ids, read_task, spread
 from specblock_zoo.errors import ConfigurationError, EmptyDataError, UnknownNameError
 
 Row = Mapping[str, Any]
@@ -170,7 +170,7 @@ def from_hub(name: str, source: Source, count: int) -> Task:
     """Prompts of the public dataset, through `datasets`.
 
     Raises:
-        ConfigurationError: the dataset cannot be loaded.
+        ConfigurationError: the dataset cannot be loaded, or two prompts have one id.
         EmptyDataError: it is empty.
     """
     try:
@@ -182,7 +182,9 @@ def from_hub(name: str, source: Source, count: int) -> Task:
         ) from cause
     if not len(rows):
         raise EmptyDataError(f"The dataset {source.repository} is empty.", "Give a folder of task files as tasks_dir.")
-    return Task(name, tuple(_prompt(name, source, rows[index], index) for index in spread(len(rows), count)))
+    prompts = tuple(_prompt(name, source, rows[index], index) for index in spread(len(rows), count))
+    check_ids(source.repository, prompts)
+    return Task(name, prompts)
 
 
 def _prompt(name: str, source: Source, row: Row, index: int) -> Prompt:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specblock_zoo.bench.folder import Run
+from specblock_zoo.bench.folder import Run, provenance_of
 from specblock_zoo.bench.records import AnswerRecord, Ratio, TaskResult
 from specblock_zoo.bench.report import (
     Records,
@@ -12,6 +12,7 @@ from specblock_zoo.bench.report import (
     equal_count,
     names_of,
     pairs,
+    per_prompt,
     speedup,
     summarize_run,
 )
@@ -66,6 +67,7 @@ class Summary:
 
 def summarize_records(run: Run, records: Sequence[AnswerRecord]) -> Summary:
     """Adds a run up, also one that is not finished: only places that the baseline has answered count."""
+    run = run.model_copy(update={"provenance": provenance_of(run, records)})
     outcomes: dict[float, dict[str, Outcome]] = {}
     baselines, variants = {}, {}
     for temperature in sorted({record.temperature for record in records}):
@@ -85,11 +87,13 @@ def summarize_records(run: Run, records: Sequence[AnswerRecord]) -> Summary:
 
 def variant(records: Records, name: str, reference: str) -> Variant:
     """One method beside the reference; the interval of tau is of the median difference, prompt by prompt."""
-    gains: dict[str, list[float]] = {}
-    for one, two in pairs(records, name, reference):
-        if one.rounds and two.rounds:
-            gains.setdefault(one.task, []).append(one.committed / one.rounds - two.committed / two.rounds)
-    return Variant(name, speedup(records, name, reference), interval_of_mean(list(gains.values()) or [[0.0]]))
+    gains = [
+        (one, one.committed / one.rounds - two.committed / two.rounds)
+        for one, two in pairs(records, name, reference)
+        if one.rounds and two.rounds
+    ]
+    by_task = per_prompt(gains).values()
+    return Variant(name, speedup(records, name, reference), interval_of_mean(list(by_task) or [[0.0]]))
 
 
 def label(temperature: float) -> str:
@@ -129,11 +133,7 @@ def _provenance(summary: Summary) -> dict[str, Any]:
 
 def expected(summary: Summary) -> int:
     """Records of the finished run."""
-    identity = summary.run.identity
-    temperatures, seeds = identity["temperatures"], identity["seeds"]
-    draws = sum(len(seeds) if temperature > 0 else 1 for temperature in temperatures)
-    tasks = sum(name.startswith("task ") for name in identity)
-    return draws * tasks * int(identity["prompts"]) * len(summary.run.methods)
+    return summary.run.places * len(summary.run.methods)
 
 
 def details_json(summary: Summary) -> dict[str, Any]:

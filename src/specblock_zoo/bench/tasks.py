@@ -1,5 +1,7 @@
 """Prompts of a measurement: task files, and prompts as token ids that are known to fit the target."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +39,7 @@ def read_task(path: Path, limit: int | None = None) -> Task:
         limit: take that many prompts spread evenly over the file, so that every category has its part; default all.
     Raises:
         BadRecordError: a line is not a prompt.
-        ConfigurationError: there is no such file, or the limit is below 1.
+        ConfigurationError: there is no such file, the limit is below 1, or two prompts have one id.
         EmptyDataError: the file holds no prompt.
     """
     if not path.is_file():
@@ -47,7 +49,19 @@ def read_task(path: Path, limit: int | None = None) -> Task:
     prompts = tuple(parse_lines(path, Prompt))
     if not prompts:
         raise EmptyDataError(f"{path} holds 0 prompts; expected at least 1.", "Give JSON lines of id, category, turns.")
+    check_ids(str(path), prompts)
     return Task(path.stem, tuple(prompts[index] for index in spread(len(prompts), limit or len(prompts))))
+
+
+def check_ids(where: str, prompts: Sequence[Prompt]) -> None:
+    """Raises `ConfigurationError` where two prompts have one id: records are told apart by it."""
+    twice = [name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1]
+    if twice:
+        raise ConfigurationError(
+            f"{where}: {len(prompts)} prompts have {len({prompt.id for prompt in prompts})} ids; {twice[0]!r} is there "
+            "more than once.",
+            "Give each prompt an id of its own.",
+        )
 
 
 def spread(total: int, count: int) -> list[int]:

@@ -83,7 +83,7 @@ def time_call(case: Callable[[Item], Outcome], item: Item) -> Timed[Outcome]:
 
 
 def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """`names` from the one whose turn it is: over many items, each goes first, and follows each, equally often."""
+    """`names` from the one whose turn it is: each goes first equally often, and neighbours stay the same."""
     start = turn % len(names)
     return [*names[start:], *names[:start]]
 

@@ -1,7 +1,7 @@
 """`specblock adapt`: replay a stream of prompts under several adaptation policies and report what each gained."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def adapt(
         adaptation: how drafters adapt.
 
     Raises:
-        ConfigurationError: no task folder, or an empty stream.
+        ConfigurationError: no task folder, an empty stream, or a folder of another replay.
         UnknownNameError: no such policy or drafter.
         PromptTooLongError: before anything is decoded.
     """
@@ -94,7 +94,9 @@ def adapt(
         optimize_for_cpu(model)
     drafters = {policy: drafter_of(policy, drafter, adaptation) for policy in replay.policies}
     ask = asker(model, encode, replay.max_new_tokens)
-    run = Replay(stream.name, drafters, ask, Path(out), replay.save_every)
+    facts = {name: getattr(replay, name) for name in ("target", "drafter", "max_new_tokens")}
+    facts |= {"dtype": str(model.dtype), "adaptation": json.loads(json.dumps(asdict(adaptation), default=str))}
+    run = Replay(stream.name, drafters, ask, Path(out), replay.save_every, facts)
     with Progress(transient=True) as bar:
         shown = bar.add_task(stream.name, total=len(every) * len(drafters))
         records = run.run(every, lambda: bar.advance(shown))

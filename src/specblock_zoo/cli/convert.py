@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
-from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.errors import ConfigurationError, UnsupportedOptionError
 from specblock_zoo.hub.export import FormatName
 from specblock_zoo.hub.export import export as export_folder
 from specblock_zoo.hub.zoo import local, locate
+from specblock_zoo.models.registry import DEFAULT_KIND, DRAFTERS, kind_of_folder
 from specblock_zoo.models.specblock.convert import from_published, to_published
 from specblock_zoo.models.specblock.published import is_published
 
@@ -23,9 +24,10 @@ def convert(layout: Literal["published", "native"], folder: Path, out: Path) -> 
         UnknownNameError: FOLDER holds no drafter.
         ConfigurationError: FOLDER has the other layout, or OUT is in use.
         WeightsMismatchError: tensors are missing, extra or of another shape.
-        UnsupportedOptionError: the published layout cannot express this drafter.
+        UnsupportedOptionError: the published layout cannot express this drafter, or it is of another kind.
     """
-    found = "published" if is_published(local(folder)) else "native"
+    check_convertible(local(folder))
+    found = "published" if is_published(folder) else "native"
     if found != layout:
         raise ConfigurationError(
             f"{folder} has the {found} layout, not the {layout} one.", f"Run: specblock convert {found} {folder} {out}"
@@ -43,7 +45,19 @@ def export(drafter: str, out: Path, format: FormatName = "speculators") -> None:
         format: speculators (the container vLLM reads) or sglang.
 
     Raises:
-        UnsupportedOptionError: the layout cannot express this drafter.
+        UnsupportedOptionError: the layout cannot express this drafter, or it is of another kind.
     """
-    caveat = export_folder(locate(drafter, {}), out, format)
+    folder = locate(drafter, {})
+    check_convertible(folder)
+    caveat = export_folder(folder, out, format)
     print(f"{out}: written in the {format} layout. {caveat}")
+
+
+def check_convertible(folder: Path) -> None:
+    """Raises `UnsupportedOptionError` for a drafter of a kind that the layouts here are not made for."""
+    found, expected = kind_of_folder(folder), DRAFTERS[DEFAULT_KIND]
+    if found is not expected:
+        raise UnsupportedOptionError(
+            f"{folder} holds a drafter of the kind {found.title}; these layouts express {expected.title} only.",
+            "Generate with it as it is: every command that takes a drafter takes this folder.",
+        )

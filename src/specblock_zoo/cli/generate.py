@@ -24,6 +24,7 @@ from specblock_zoo.targets.local import load_target
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 DEFAULT_TARGET = "smollm2-135m"
+WARM_UP_TOKENS = 2
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**64)], docstring="What torch takes as a seed.")
 
 
@@ -129,6 +130,9 @@ def generate(
     check_fits(input_ids.shape[1], max_new_tokens, model.config.max_position_embeddings)
     options = {"max_new_tokens": max_new_tokens, **sampling.arguments}
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    if settings.compare:
+        # What is done once per process (a look at the attention, a cost curve) belongs to neither time.
+        answered(model, input_ids, assistant_model=drafter, max_new_tokens=WARM_UP_TOKENS, do_sample=False)
     torch.manual_seed(sampling.seed)
     answer = answered(model, input_ids, assistant_model=drafter, streamer=streamer, **options)
     if drafter is None:

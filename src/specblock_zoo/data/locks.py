@@ -24,10 +24,8 @@ def using_folder(folder: Path, alone: bool) -> Iterator[None]:
         ) from cause
     handle = os.open(folder, os.O_RDONLY)
     try:
-        flock(handle, (LOCK_EX if alone else LOCK_SH) | LOCK_NB)
+        _lock(handle, folder, (LOCK_EX if alone else LOCK_SH) | LOCK_NB)
         yield
-    except BlockingIOError as cause:
-        raise in_use(folder) from cause
     finally:
         os.close(handle)
 
@@ -72,14 +70,26 @@ def _acquire(file: Path, wait: bool) -> int:
     while True:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            flock(handle, LOCK_EX | (0 if wait else LOCK_NB))
-            # Who held it before may have removed it while we waited: then it stands for nothing.
-            if _same(handle, lock):
-                return handle
-        except BlockingIOError as cause:
+            _lock(handle, file, LOCK_EX | (0 if wait else LOCK_NB))
+        except ConfigurationError:
             os.close(handle)
-            raise in_use(file) from cause
+            raise
+        # Who held it before may have removed it while we waited: then it stands for nothing.
+        if _same(handle, lock):
+            return handle
         os.close(handle)
+
+
+def _lock(handle: int, place: Path, kind: int) -> None:
+    try:
+        flock(handle, kind)
+    except BlockingIOError as cause:
+        raise in_use(place) from cause
+    except OSError as cause:
+        raise ConfigurationError(
+            f"{place} cannot be locked ({cause.strerror}): its file system has no flock.",
+            "Give an --out on a local disk, or mount the file system with flock.",
+        ) from cause
 
 
 def _same(handle: int, file: Path) -> bool:

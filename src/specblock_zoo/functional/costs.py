@@ -210,15 +210,17 @@ class Pricing:
         chances = path_probabilities(growth.nodes, self.calibration)
         starts = sorted(growth.starts, key=lambda start: -chances[start.node])
         masses, blocks = [chances[start.node] for start in starts], min(blocks_left, LOOKAHEAD)
-        outlook = self.outlook or tuple(sorted(chances, reverse=True))
-        found, best = 0, self._surplus(chances, most)
+        # Never more than could be kept: with eight blocks and a beam of ten, pricing would cost more than drafting.
+        ranked, enough = sorted(chances, reverse=True), max(most, len(starts))
+        outlook = (self.outlook or tuple(ranked))[:enough]
+        found, best = 0, self._surplus(ranked, most)
         for count in _counts(len(starts)):
-            imagined, spent = list(chances), 0.0
+            imagined, spent = ranked[:most], 0.0
             parents = masses[:count]
             for _ in range(blocks):
                 spent += self.costs.branch.at(len(parents))
                 below = sorted((above * chance for above in parents for chance in outlook), reverse=True)
-                imagined += below[:most]
+                imagined = sorted(imagined + below[:most], reverse=True)[:most]
                 surplus = self._surplus(imagined, most) - spent
                 if surplus > best:
                     found, best = count, surplus
@@ -226,9 +228,10 @@ class Pricing:
         kept = {start.node for start in starts[:found]}
         return Growth(growth.nodes, tuple(start for start in growth.starts if start.node in kept))
 
-    def _surplus(self, chances: Sequence[float], most: int) -> float:
-        ranked = sorted(chances, reverse=True)[:most]
-        return best_count(ranked, self.price, self.costs.verify_table(len(ranked), self.rows), most)[1]
+    def _surplus(self, ranked: Sequence[float], most: int) -> float:
+        """Of the best set of nodes with the path probabilities `ranked`, descending."""
+        verify = self.costs.verify_table(min(most, len(ranked)), self.rows)
+        return best_count(ranked, self.price, verify, most)[1]
 
 
 def _counts(most: int) -> list[int]:

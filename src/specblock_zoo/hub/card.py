@@ -93,7 +93,7 @@ def drafter_card(measured: MeasuredEntry, source: str | None = None) -> ModelCar
         card_data(measured),
         template_path=str(TEMPLATE),
         entry=measured.entry,
-        title=kind_of(measured.entry.kind).title,
+        kind=kind_of(measured.entry.kind),
         results=measured.results,
         training=measured.entry.training,
         rows=task_rows(measured.results),

@@ -138,7 +138,9 @@ def publishable_results(entry: ZooEntry, results: Results | None) -> Results:
             "Weights of others stay where they are, and a recipe has none.",
         )
     if results is None:
-        raise PublishError(f"{entry.name} has no {RESULTS_FILE}.", "Measure it first: scripts/measure_zoo.py.")
+        raise PublishError(
+            f"{entry.name} has no {RESULTS_FILE}.", "Measure it first: specblock bench, then specblock bench results."
+        )
     for what, licence in ((entry.name, entry.licence), *((s.name, s.licence) for s in entry.training.data)):
         check_licence(what, licence)
     for what, commit in (("trained", entry.training.commit), ("measured", results.provenance.commit)):

@@ -66,15 +66,21 @@ class CostKey:
 
 DRAFTER_FACTS = (
     *("draft_vocab_size", "num_hidden_layers", "block_width", "context_slots", "rank_hidden_size", "beam_width"),
-    *("branching", "independent_slots", "target_hidden_size", "tap_layers"),
+    *("branching", "independent_slots", "residual_layers", "target_hidden_size", "tap_layers"),
 )
+
+
+def cpu_name() -> str:
+    """The processor's model name; empty where torch cannot tell (2.6 has no such call)."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return str(capabilities.get("cpu_name") or "")
 
 
 def key_of(model: PreTrainedModel, drafter: Drafter) -> CostKey:
     """The key of a pair as it is loaded now."""
     facts = {fact: getattr(drafter.config, fact, None) for fact in (*CONFIG_FACTS, *DRAFTER_FACTS)}
     device = model.device
-    cpu = str(torch.cpu.get_capabilities().get("cpu_name") or torch.backends.cpu.get_cpu_capability())
+    cpu = cpu_name() or torch.backends.cpu.get_cpu_capability()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     return CostKey(
         target=config_sha256(model.config)[:16],
@@ -95,7 +101,7 @@ def folder_of_costs(cache_dir: str | Path | None = None) -> Path:
 
 
 def store(key: CostKey, costs: RoundCosts, folder: Path) -> Path:
-    """Writes a curve, whole or not at all; returns its file."""
+    """Writes a curve, whole or not at all, for this process's next call too; returns its file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{key.digest}.json"
     text = json.dumps({"version": VERSION, "key": asdict(key), "costs": asdict(costs)}, indent=1)
@@ -104,6 +110,7 @@ def store(key: CostKey, costs: RoundCosts, folder: Path) -> Path:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
         os.replace(scratch, file)
+        forget()
     except BaseException:
         Path(scratch).unlink(missing_ok=True)
         raise
@@ -148,7 +155,8 @@ _asking = threading.Lock()
 def costs_for(model: PreTrainedModel, drafter: Drafter, form: Form, measure: bool) -> RoundCosts | None:
     """The costs of a pair, looked up once per process and key; None where there is no curve.
 
-    A broken file is reported once and then not there: a curve saves time, and is no reason to refuse an answer.
+    A broken file or measurement is reported once and then not there: a curve saves time, and is no reason to refuse an
+    answer.
 
     Args:
         measure: without a stored curve measure a coarse one, unless the target is too small for it to say anything.
@@ -163,14 +171,27 @@ def costs_for(model: PreTrainedModel, drafter: Drafter, form: Form, measure: boo
                 warnings.warn(str(error), stacklevel=2)
                 found = None
             if found is None and measure and is_worth_measuring(model):
-                found = coarse_costs(model, drafter, form, key.branches)
+                found = _measured(model, drafter, form, key.branches)
             _known[asked] = found
         return _known[asked]
 
 
+def _measured(model: PreTrainedModel, drafter: Drafter, form: Form, branches: bool) -> RoundCosts | None:
+    try:
+        return coarse_costs(model, drafter, form, branches)
+    except Exception as error:
+        # What is wrong with the pair itself, the call that follows says better.
+        warnings.warn(
+            f"No cost curve: {type(error).__name__} while measuring ({error}); the drafter's settings size its trees.",
+            stacklevel=3,
+        )
+        return None
+
+
 def forget() -> None:
     """Makes the next call look at the files again."""
-    _known.clear()
+    with _asking:
+        _known.clear()
 
 
 def is_worth_measuring(model: PreTrainedModel) -> bool:

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from specblock_zoo.errors import UnknownNameError, UnsupportedOptionError, WeightsMismatchError
 from specblock_zoo.functional.vocab import check_vocab_map, draft_to_target
 from specblock_zoo.models.base import Drafter
+from specblock_zoo.models.configuration import DrafterConfig
 from specblock_zoo.models.decoder import inverse_frequencies, rotary
 from specblock_zoo.models.folders import Shapes, check_shapes, read_shapes
 from specblock_zoo.models.source import folder_of
@@ -39,6 +40,7 @@ class PretrainedDrafter(PreTrainedModel, Drafter):
     main_input_name = "tokens"
     _supports_sdpa = True
 
+    config: DrafterConfig
     d2t: Tensor
     t2d: Tensor
 

@@ -16,17 +16,37 @@ from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
 
 
 class DrafterKind(NamedTuple):
-    """One kind of drafter: its configuration, its model, and the method's name for readers."""
+    """One kind of drafter: configuration, model, and for readers the method's name, paper and arXiv number."""
 
     config: type[DrafterConfig]
     model: type[PretrainedDrafter]
     title: str
+    paper: str
+    arxiv: str
 
 
 DRAFTERS: dict[str, DrafterKind] = {
-    "specblock": DrafterKind(SpecBlockConfig, SpecBlockDrafter, "SpecBlock"),
-    "eagle3": DrafterKind(Eagle3Config, Eagle3Drafter, "EAGLE-3"),
-    "medusa": DrafterKind(MedusaConfig, MedusaDrafter, "Medusa"),
+    "specblock": DrafterKind(
+        SpecBlockConfig,
+        SpecBlockDrafter,
+        "SpecBlock",
+        "SpecBlock: Block-Iterative Speculative Decoding with Dynamic Tree Drafting",
+        "2605.07243",
+    ),
+    "eagle3": DrafterKind(
+        Eagle3Config,
+        Eagle3Drafter,
+        "EAGLE-3",
+        "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
+        "2503.01840",
+    ),
+    "medusa": DrafterKind(
+        MedusaConfig,
+        MedusaDrafter,
+        "Medusa",
+        "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
+        "2401.10774",
+    ),
 }
 
 

@@ -49,6 +49,8 @@ def _folders(trainer: Mapping[str, Any]) -> Iterable[Path]:
             yield Path(folder)
     root = Path(trainer.get("default_root_dir") or ".")
     yield root / "checkpoints"
+    if trainer.get("logger") is False:
+        return
     # Lightning takes none for its default.
     for logger in _listed(True if trainer.get("logger") is None else trainer["logger"]):
         named = _arguments(logger)

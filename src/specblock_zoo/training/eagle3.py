@@ -100,7 +100,7 @@ def initialise(
         drafter: written in place; attached to its target's embeddings, vocabulary set, norms still at one.
         batches: training batches, read until `tokens` pairs are seen.
     """
-    layer, source = drafter.layers[0], dict(last_layers(target, 1)[0].named_parameters())
+    layer, source = drafter.layer, dict(last_layers(target, 1)[0].named_parameters())
     copy_norm_and_head(drafter, target)
     copied = {"mlp": layer.mlp, "post_attention_layernorm": layer.post_attention_layernorm}
     for name, module in {**copied, "self_attn.o_proj": layer.self_attn.o_proj}.items():
@@ -130,7 +130,7 @@ def _pairs(drafter: Eagle3Drafter, batch: Mapping[str, Tensor]) -> tuple[Tensor,
 
     That state is known up to its size from the target's last state; without one in the batch, the tap stands in.
     """
-    known, tap = regression_rows(drafter, drafter.layers[0].input_layernorm, batch)
+    known, tap = regression_rows(drafter, drafter.layer.input_layernorm, batch)
     if LAST_HIDDEN not in batch:
         return known, torch.cat((tap, tap), dim=-1)
     real = batch["attention_mask"][:, 1:].bool()

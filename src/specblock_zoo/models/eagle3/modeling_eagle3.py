@@ -4,7 +4,7 @@ In the words of this package: K = 1, and as many blocks as the tree is deep.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,13 @@ from specblock_zoo.models.decoder import (
     FeedForward,
     Mix,
     RMSNorm,
+    draft_attention,
     extend_attention,
     remember,
-    split_attention,
 )
 from specblock_zoo.models.eagle3 import published as authors_format
 from specblock_zoo.models.eagle3.configuration_eagle3 import Eagle3Config
-from specblock_zoo.models.pretrained import PretrainedDrafter
+from specblock_zoo.models.pretrained import PretrainedDrafter, PublishedFormat
 from specblock_zoo.structures import BranchMemory, BranchOutput, ContextOutput, DraftBlock, KeyValues
 
 
@@ -52,7 +52,7 @@ class Eagle3Drafter(PretrainedDrafter):
     """
 
     config_class = Eagle3Config
-    published = authors_format
+    published: ClassVar[PublishedFormat | None] = authors_format
 
     config: Eagle3Config
 
@@ -73,6 +73,11 @@ class Eagle3Drafter(PretrainedDrafter):
         elif isinstance(module, RMSNorm):
             nn.init.ones_(module.weight)
 
+    @property
+    def layer(self) -> Eagle3Layer:
+        """The one layer; a list holds it because checkpoints call it `layers.0`."""
+        return cast(Eagle3Layer, self.layers[0])
+
     def condition(self, features: Tensor) -> Tensor:
         """Target features `[..., taps*target_hidden]` -> conditions of first blocks `[..., hidden]`."""
         return self.fc(features.to(self.dtype))
@@ -85,7 +90,7 @@ class Eagle3Drafter(PretrainedDrafter):
             condition: `[rows, length, hidden]`, `condition(features)` or the state that proposed the token.
             positions: int64 `[rows, length]`; pair i is at position i, a token d steps below it at i + d.
         """
-        return self.layers[0](self.embed(tokens), condition, self.rope(positions), mix)
+        return self.layer(self.embed(tokens), condition, self.rope(positions), mix)
 
     def forward(self, *args: Any, **kwargs: Any) -> ContextOutput:
         """Same as `extend`."""
@@ -137,7 +142,7 @@ class Eagle3Drafter(PretrainedDrafter):
         def mix(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             path, own = memory.path[0], remember(recorded, keys, values)
             along = KeyValues(torch.cat((path.keys, own.keys), 2)[None], torch.cat((path.values, own.values), 2)[None])
-            return split_attention(query[None], memory.context[0], along, None, seen)[0]
+            return draft_attention(query[None], memory.context[0], along, None, seen)[0]
 
         positions = (drafting_position + depths)[:, None]
         states = self.run_layer(tokens[:, None], conditions[:, None], positions, mix)

@@ -88,7 +88,7 @@ class SpecBlockDrafter(PretrainedDrafter):
             nn.init.ones_(module.weight)
         if module is self and self.config.shift != "none":
             for weight in self.shift_proj.parameters():
-                weight.copy_(torch.eye(*weight.shape, device=weight.device))
+                nn.init.eye_(weight)
 
     def condition(self, features: Tensor) -> Tensor:
         """Target features `[..., taps*target_hidden]` -> conditions of first blocks `[..., hidden]`.
