@@ -151,3 +151,10 @@ def test_on_several_accelerators_each_worker_has_its_own(settings, monkeypatch):
         ("cuda:0", "2/3", 1),
     ]
     assert own_settings(settings, 0).device == "cpu"
+
+
+def test_on_a_cpu_workers_share_the_threads_unless_told(settings, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert own_settings(replace(settings, workers=3, num_threads=None), 0).num_threads == 2
+    assert own_settings(replace(settings, workers=16, num_threads=None), 0).num_threads == 1
+    assert own_settings(replace(settings, workers=3, num_threads=5), 0).num_threads == 5

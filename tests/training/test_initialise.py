@@ -16,6 +16,7 @@ from specblock_zoo.training.initialise import (
     copy_last_layers,
     drafter_config,
     fit_first_state,
+    pair_sums,
     regression_rows,
     ridge,
 )
@@ -174,3 +175,13 @@ def test_shapes_that_cannot_be_copied_are_refused(options: dict[str, int], words
     target = FAMILIES["llama"].tiny_model()
     with pytest.raises(ConfigurationError, match=words):
         copy_last_layers(fresh_drafter(target, **options), target)
+
+
+def test_states_of_zeros_weigh_nothing() -> None:
+    known, wanted = torch.randn(6, 3), torch.randn(6, 2)
+    wanted[4:] = 0.0
+    whole = pair_sums(lambda pair: pair, [(known, wanted)], tokens=6)  # type: ignore[arg-type,list-item]  # any batch does
+    some = pair_sums(lambda pair: pair, [(known[:4], wanted[:4])], tokens=4)  # type: ignore[arg-type,list-item]  # same
+    torch.testing.assert_close(whole.gram, some.gram)
+    torch.testing.assert_close(whole.cross, some.cross)
+    assert whole.weight == pytest.approx(some.weight)

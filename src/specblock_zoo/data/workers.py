@@ -44,10 +44,14 @@ def fill_cache(settings: CacheSettings) -> Manifest:
 
 
 def own_settings(settings: CacheSettings, index: int) -> CacheSettings:
-    """What one of the workers is to do; on `cuda` each has its own device, as far as they go."""
+    """What one of the workers is to do.
+
+    On `cuda` each has its own device, as far as they go; on a CPU they share the threads, unless a number is given.
+    """
     devices = torch.cuda.device_count() if settings.device == "cuda" else 0
     device = f"cuda:{index % devices}" if devices else settings.device
-    return replace(settings, workers=1, worker=f"{index}/{settings.workers}", device=device)
+    threads = settings.num_threads or max(1, torch.get_num_threads() // settings.workers)
+    return replace(settings, workers=1, worker=f"{index}/{settings.workers}", device=device, num_threads=threads)
 
 
 def _started(settings: CacheSettings, index: int) -> SpawnProcess:

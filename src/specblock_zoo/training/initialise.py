@@ -176,7 +176,7 @@ def pair_sums(
     """Reads `batches` until `tokens` pairs are seen.
 
     Each pair weighs by the inverse square of its state's size, because a target's first token often carries a state a
-    hundred times the usual size.
+    hundred times the usual size. A state of zeros has nothing to predict and weighs nothing.
 
     Args:
         read: batch -> x `[pairs, columns]` and y `[pairs, outputs]`, float32.
@@ -184,7 +184,8 @@ def pair_sums(
     gram, cross, weight, seen = torch.zeros(()), torch.zeros(()), 0.0, 0
     for batch in batches:
         known, wanted = read(batch)
-        importance = wanted.pow(2).mean(-1, keepdim=True).rsqrt()
+        size = wanted.pow(2).mean(-1, keepdim=True)
+        importance = torch.where(size > 0, size.rsqrt(), 0.0)
         known, wanted = known * importance, wanted * importance
         # Products in float32, sums of many batches in float64.
         gram = gram + (known.T @ known).double()
