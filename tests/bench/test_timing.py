@@ -1,5 +1,7 @@
 """Fair timing: interleaving, medians, intervals, loops and the masked baseline."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -13,10 +15,10 @@ from specblock_zoo.bench.timing import (
     is_looping,
     loop_share,
     paired_ratios,
-    rotated,
     summarize,
     thread_limit,
     time_call,
+    turn_order,
 )
 from specblock_zoo.targets.llama import LLAMA
 
@@ -28,16 +30,22 @@ def test_cases_take_turns_item_by_item_after_one_untimed_warm_up() -> None:
         return lambda item: calls.append(f"{name}{item}") or f"{name}{item}"
 
     timings = interleave({"a": case("a"), "b": case("b")}, [1, 2], warm_up=0)
-    assert calls == ["a0", "b0", "a1", "b1", "b2", "a2"]
+    taken = [f"{name}{item}" for turn, item in enumerate([1, 2]) for name in turn_order(["a", "b"], turn)]
+    assert calls == ["a0", "b0", *taken]
     assert {name: [timed.outcome for timed in runs] for name, runs in timings.items()} == {
         "a": ["a1", "a2"],
         "b": ["b1", "b2"],
     }
 
 
-def test_every_name_goes_first_and_follows_every_other_equally_often() -> None:
-    turns = [rotated(["a", "b", "c"], turn) for turn in range(3)]
-    assert turns == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+def test_every_name_goes_first_equally_often_and_comes_after_every_other() -> None:
+    names = ["a", "b", "c", "d"]
+    turns = [turn_order(names, turn) for turn in range(40)]
+    assert all(sorted(turn) == names for turn in turns)
+    for cycle in range(0, 40, 4):
+        assert sorted(turn[0] for turn in turns[cycle : cycle + 4]) == names
+    followers = {(before, after) for turn in turns for before, after in itertools.pairwise(turn)}
+    assert len(followers) == 12, "every method comes after every other one"
 
 
 def test_time_call_measures_wall_time() -> None:

@@ -20,7 +20,7 @@ from specblock_zoo.bench.records import Provenance
 from specblock_zoo.bench.settings import DTYPES, BenchSettings
 from specblock_zoo.bench.suites import load_task
 from specblock_zoo.bench.tasks import Task
-from specblock_zoo.bench.timing import rotated, time_call
+from specblock_zoo.bench.timing import time_call, turn_order
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.inference.prepack import can_prepack
 from specblock_zoo.models.configuration import DrafterConfig, drafter_fields
@@ -163,10 +163,10 @@ class Campaign:
         self.kinds = {method.name: method.kind for method in planned.methods}
 
     def remaining(self) -> list[tuple[Item, list[str]]]:
-        """Items with the methods that have not answered them yet, in a rotated order, so that none is always first."""
+        """Items with the methods that have not answered them yet, in changing order (`turn_order`)."""
         names = list(self.asks)
         due = (
-            (item, [name for name in rotated(names, index) if (name, item.place) not in self.folder.done])
+            (item, [name for name in turn_order(names, index) if (name, item.place) not in self.folder.done])
             for index, item in enumerate(self.plan.items)
         )
         return [(item, left) for item, left in due if left]

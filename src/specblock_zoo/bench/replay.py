@@ -16,7 +16,7 @@ from specblock_zoo.adaptation.session import AdaptiveDrafter
 from specblock_zoo.bench.folder import differences, drop_cut_line
 from specblock_zoo.bench.records import Record, parse_lines, write_atomically
 from specblock_zoo.bench.tasks import Prompt, read_task
-from specblock_zoo.bench.timing import rotated
+from specblock_zoo.bench.timing import turn_order
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.models.base import Drafter
 
@@ -151,7 +151,7 @@ class Replay:
         self._note(every[:done])
         with (self.out / RECORDS).open("a", encoding="utf-8") as file:
             for arrival in every[done:]:
-                for policy in rotated(list(self.drafters), arrival.number):
+                for policy in turn_order(list(self.drafters), arrival.number):
                     record = self._answer(policy, arrival)
                     file.write(record.model_dump_json() + "\n")
                     advance()

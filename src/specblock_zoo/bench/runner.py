@@ -13,7 +13,7 @@ from specblock_zoo.bench.host import circumstances
 from specblock_zoo.bench.records import AnswerRecord
 from specblock_zoo.bench.report import DRAFTED, PLAIN, PLAIN_MASKED
 from specblock_zoo.bench.tasks import Task
-from specblock_zoo.bench.timing import explicit_mask, rotated
+from specblock_zoo.bench.timing import explicit_mask, turn_order
 from specblock_zoo.inference.prepack import optimize_for_cpu
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.targets.registry import family_of
@@ -96,7 +96,7 @@ def compare(pair: Pair, task: Task, max_new_tokens: int, advance: Advance = lamb
     for index, prompt in enumerate(task.prompts):
         item = Item(task.name, prompt)
         held = {}
-        for name in rotated(list(cases), index):
+        for name in turn_order(list(cases), index):
             held[name] = interviewer.hold(cases[name], item)
             advance()
         records += [held[name].record(name, KINDS[name], item, made) for name in cases]

@@ -4,6 +4,7 @@ The same case measured an hour apart moves by 15 % on a shared host while ratios
 only ratios of interleaved runs are ever reported.
 """
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,10 +83,11 @@ def time_call(case: Callable[[Item], Outcome], item: Item) -> Timed[Outcome]:
     return Timed(outcome, stopwatch() - start)
 
 
-def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """`names` from the one whose turn it is: each goes first equally often, and neighbours stay the same."""
-    start = turn % len(names)
-    return [*names[start:], *names[:start]]
+def turn_order(names: Sequence[str], turn: int) -> list[str]:
+    """Who answers when: in each cycle of turns every name goes first once, and each cycle has neighbours of its own."""
+    cycle, start = divmod(turn, len(names))
+    order = random.Random(cycle).sample(list(names), len(names))
+    return [*order[start:], *order[:start]]
 
 
 def interleave(
@@ -94,7 +96,7 @@ def interleave(
     """Times every case on every item, item by item, so that slow minutes of the host hit all cases alike.
 
     Args:
-        cases: name -> callable; the first turn rotates, see `rotated`.
+        cases: name -> callable; in the order of `turn_order`.
         items: what each case is called with.
         warm_up: given to every case once, untimed, before the first measurement.
     Returns:
@@ -105,7 +107,7 @@ def interleave(
             case(warm_up)
     timings: dict[str, list[Timed[Outcome]]] = {name: [] for name in cases}
     for turn, item in enumerate(items):
-        for name in rotated(list(cases), turn):
+        for name in turn_order(list(cases), turn):
             timings[name].append(time_call(cases[name], item))
     return timings
 
