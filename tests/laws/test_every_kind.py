@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
+from specblock_zoo.inference.prepack import can_prepack, optimize_for_cpu
 from specblock_zoo.models import registry
+from specblock_zoo.models.configuration import drafter_fields
 from specblock_zoo.models.registry import DRAFTERS
 from tests.support.decoding import generate, prompt_ids, random_drafter, scripted_drafter, target_of
 from tests.support.sampled import log_prob_of_target, log_prob_through_the_loop
@@ -49,6 +51,17 @@ def test_random_weights_change_nothing_but_speed(kind: str) -> None:
     for seed in range(3):
         drafter = random_drafter(target("llama"), seed, kind)
         assert torch.equal(generate(target("llama"), prompt_ids(PROMPT), NEW, assistant_model=drafter), plain("llama"))
+
+
+@pytest.mark.skipif(not can_prepack(), reason="this torch build has no oneDNN operators")
+@kinds
+@pytest.mark.parametrize("extra", [{}, {"residual_layers": 0}])
+def test_packed_weights_change_nothing_but_speed(kind: str, extra: dict[str, int]) -> None:
+    if not set(extra) <= set(drafter_fields(DRAFTERS[kind].config)):
+        pytest.skip("an option of another kind")
+    drafter = optimize_for_cpu(random_drafter(target("llama"), kind=kind, **extra).eval())
+    assert torch.equal(generate(target("llama"), prompt_ids(PROMPT), NEW, assistant_model=drafter), plain("llama"))
+    assert drafter.last_stats.nodes > 0
 
 
 @kinds

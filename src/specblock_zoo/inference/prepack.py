@@ -24,6 +24,8 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         # A blocked tensor cannot be saved, moved or viewed, so it is no buffer.
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        # A model of packed layers alone still has to know its dtype and device, which are those of its parameters.
+        self.placeholder = nn.Parameter(linear.weight.detach().new_empty(0), requires_grad=False)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
