@@ -1,6 +1,5 @@
 """Both sides of the comparison move the same bytes, and a run ends with one JSON line."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -9,17 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import REPOSITORY
+from tests.support.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cache_io", REPOSITORY / "benchmarks" / "cache_io.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("cache_io", "benchmarks")
 
 
 @pytest.fixture(scope="module")

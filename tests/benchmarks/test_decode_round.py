@@ -1,6 +1,5 @@
 """Both sides judge the same tokens, and a run ends with one JSON line."""
 
-import importlib.util
 import json
 from types import ModuleType
 
@@ -9,18 +8,13 @@ import torch
 
 from specblock_zoo.cli.tune import load_pair
 from specblock_zoo.inference.verify import Form
-from tests.support import REPOSITORY
+from tests.support.scripts import load_script
 from tests.support.tiny_pair import TinyFolders
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("decode_round", REPOSITORY / "benchmarks" / "decode_round.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("decode_round", "benchmarks")
 
 
 @torch.no_grad()

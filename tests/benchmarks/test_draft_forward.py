@@ -1,6 +1,5 @@
 """The linear layers replayed are those that drafting runs, and a run ends with one JSON line."""
 
-import importlib.util
 import json
 from types import ModuleType
 
@@ -10,18 +9,13 @@ import torch
 from specblock_zoo.cli.tune import load_pair
 from specblock_zoo.inference.measure import Workbench
 from specblock_zoo.inference.verify import Form
-from tests.support import REPOSITORY
+from tests.support.scripts import load_script
 from tests.support.tiny_pair import TinyFolders
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draft_forward", REPOSITORY / "benchmarks" / "draft_forward.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("draft_forward", "benchmarks")
 
 
 @torch.no_grad()

@@ -1,23 +1,17 @@
 """The comparison is fair: both steps grade the same rows when nothing is sampled, and both really train."""
 
-import importlib.util
 import json
 from types import ModuleType
 
 import pytest
 import torch
 
-from tests.support import REPOSITORY
+from tests.support.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_step", REPOSITORY / "benchmarks" / "train_step.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("train_step", "benchmarks")
 
 
 def test_plain_and_unsampled_lean_grade_the_same_rows_with_the_same_loss(benchmark: ModuleType) -> None:

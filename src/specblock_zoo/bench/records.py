@@ -1,6 +1,5 @@
 """Records of a measurement: one JSON line per answer, one results file with provenance; both strictly typed."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specblock_zoo.bench.timing import is_looping
+from specblock_zoo.data.files import replacing
 from specblock_zoo.errors import BadRecordError, EmptyDataError
 
 RESULTS_FILE = "results.json"
@@ -231,10 +231,9 @@ def describe(error: ValidationError) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes `text` to `path` whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    """Writes `text` to `path` whole or not at all; errors as `data.files.replacing`."""
+    with replacing(path) as half_done:
+        half_done.write_text(text, encoding="utf-8")
 
 
 def write_results(results: Results, folder: Path) -> Path:

@@ -120,14 +120,8 @@ def generate(
         UnknownNameError: no such drafter.
         TargetMismatchError: the drafter was made for another target, or for its tokenizer before a change.
     """
-    disable_progress_bar()
-    check_text(prompt)
-    model, tokenizer = load_target(target, dtype=dtype_of(dtype))
-    drafter = settings.load(model.dtype)
-    if drafter is not None:
-        check_pair(model, tokenizer, drafter)
-    input_ids = encode_prompt(tokenizer, prompt)
-    check_fits(input_ids.shape[1], max_new_tokens, model.config.max_position_embeddings)
+    ready = prepare(prompt, settings, target, max_new_tokens, dtype)
+    model, tokenizer, drafter, input_ids = ready.model, ready.tokenizer, ready.drafter, ready.input_ids
     options = {"max_new_tokens": max_new_tokens, **sampling.arguments}
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     if settings.compare:
@@ -145,6 +139,36 @@ def generate(
     if settings.compare:
         torch.manual_seed(sampling.seed)
         print(comparison(answer, answered(model, input_ids, **options), model.dtype), file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What answers a prompt: a target, its tokenizer, a drafter that fits them, and the prompt's ids `[1, length]`."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafter: Drafter | None
+    input_ids: Tensor
+
+
+def prepare(prompt: str, drafting: Drafting, target: str, max_new_tokens: int, dtype: DtypeName) -> Prepared:
+    """Loads a pair and encodes the prompt; whatever is wrong with them is said here.
+
+    Raises:
+        ConfigurationError: the prompt is no text, or an option needs a drafter and none is named.
+        PromptTooLongError: prompt and answer exceed the target's positions.
+        UnknownNameError: no such drafter.
+        TargetMismatchError: the drafter was made for another target, or for its tokenizer before a change.
+    """
+    disable_progress_bar()
+    check_text(prompt)
+    model, tokenizer = load_target(target, dtype=dtype_of(dtype))
+    drafter = drafting.load(model.dtype)
+    if drafter is not None:
+        check_pair(model, tokenizer, drafter)
+    input_ids = encode_prompt(tokenizer, prompt)
+    check_fits(input_ids.shape[1], max_new_tokens, model.config.max_position_embeddings)
+    return Prepared(model, tokenizer, drafter, input_ids)
 
 
 def answered(model: PreTrainedModel, input_ids: Tensor, **options: Any) -> Answer:

@@ -9,10 +9,8 @@ import torch
 from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.bench.records import write_atomically
-from specblock_zoo.bench.tasks import check_fits, encode_prompt
 from specblock_zoo.bench.trace import Trace, TraceHeader, Words, render, trace_decode
 from specblock_zoo.cli.demo import DEFAULT_DRAFTER, name_of
 from specblock_zoo.cli.generate import (
@@ -22,13 +20,10 @@ from specblock_zoo.cli.generate import (
     DtypeName,
     Sampling,
     answered,
-    check_text,
-    dtype_of,
+    prepare,
 )
 from specblock_zoo.errors import ConfigurationError
-from specblock_zoo.hub.pairing import check_pair
 from specblock_zoo.models.base import Drafter
-from specblock_zoo.targets.local import load_target
 
 STANDARD_OUTPUT = "-"
 
@@ -94,16 +89,11 @@ def trace(
         UnknownNameError: no such drafter.
         TargetMismatchError: the drafter was made for another target, or for its tokenizer before a change.
     """
-    disable_progress_bar()
-    check_text(prompt)
     path = settings.path
-    model, tokenizer = load_target(target, dtype=dtype_of(dtype))
-    drafter = settings.drafting.load(model.dtype)
+    ready = prepare(prompt, settings.drafting, target, max_new_tokens, dtype)
+    model, tokenizer, drafter, input_ids = ready.model, ready.tokenizer, ready.drafter, ready.input_ids
     if drafter is None:
         raise ConfigurationError("No drafter is named, so there is nothing to trace.", "Add --drafter NAME.")
-    check_pair(model, tokenizer, drafter)
-    input_ids = encode_prompt(tokenizer, prompt)
-    check_fits(input_ids.shape[1], max_new_tokens, model.config.max_position_embeddings)
     header = header_of(prompt, input_ids, (target, model), (settings.drafter, drafter), sampling)
     torch.manual_seed(sampling.seed)
     arguments = {"max_new_tokens": max_new_tokens, **sampling.arguments}

@@ -16,6 +16,7 @@ from specblock_zoo.models.configuration import DrafterConfig
 from specblock_zoo.models.decoder import inverse_frequencies, rotary
 from specblock_zoo.models.folders import Shapes, check_shapes, read_shapes
 from specblock_zoo.models.source import folder_of
+from specblock_zoo.structures import ContextOutput
 
 
 class PublishedFormat(Protocol):
@@ -90,6 +91,10 @@ class PretrainedDrafter(PreTrainedModel, Drafter):
         check_numbers(name, drafter)
         drafter.name_or_path = name
         return (drafter, info) if wants_info else drafter
+
+    def forward(self, *args: Any, **kwargs: Any) -> ContextOutput:
+        """Same as `extend`."""
+        return self.extend(*args, **kwargs)
 
     def target_tokens(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids -> target ids, any shape, int64."""

@@ -4,7 +4,7 @@ In the words of this package: K = 1, and as many blocks as the tree is deep.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -91,10 +91,6 @@ class Eagle3Drafter(PretrainedDrafter):
             positions: int64 `[rows, length]`; pair i is at position i, a token d steps below it at i + d.
         """
         return self.layer(self.embed(tokens), condition, self.rope(positions), mix)
-
-    def forward(self, *args: Any, **kwargs: Any) -> ContextOutput:
-        """Same as `extend`."""
-        return self.extend(*args, **kwargs)
 
     def extend(
         self,

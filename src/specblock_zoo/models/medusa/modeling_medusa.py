@@ -1,7 +1,7 @@
 """The Medusa drafter (arXiv 2401.10774): K heads on the target's last state, each guessing one later token."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -79,10 +79,6 @@ class MedusaDrafter(PretrainedDrafter):
             # A residual block then passes its input on unchanged, and still learns: SiLU's slope at zero is a half.
             nn.init.zeros_(module.weight)
             nn.init.zeros_(module.bias)
-
-    def forward(self, *args: Any, **kwargs: Any) -> ContextOutput:
-        """Same as `extend`."""
-        return self.extend(*args, **kwargs)
 
     def extend(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -124,10 +124,6 @@ class SpecBlockDrafter(PretrainedDrafter):
         logits = self.lm_head(normed)
         best = BestLogits(*logits.detach().topk(min(self.config.rank_top, logits.shape[-1])))
         return DraftBlock(hidden, logits, self.rank_head.read(normed, summary_of_best(best.values)), best)
-
-    def forward(self, *args: Any, **kwargs: Any) -> ContextOutput:
-        """Same as `extend`."""
-        return self.extend(*args, **kwargs)
 
     def extend(
         self,
