@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from specblock_zoo.bench.gpu import half_right
+from specblock_zoo.bench.host import status_mib
 from specblock_zoo.bench.timing import interleave, summarize
 from specblock_zoo.functional.objective import LossReport, release_objective
 from specblock_zoo.functional.vocab import target_to_draft
@@ -122,12 +122,6 @@ class Memory:
 
     before: float
     peak: float
-
-
-def status_mib(field: str) -> float:
-    """A field of this process's memory, in MiB. Unlike `ru_maxrss` it does not start at the parent's peak."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return float(lines[field].split()[0]) / 1024
 
 
 def own_memory(setting: str, variant: str) -> Memory:

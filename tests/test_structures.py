@@ -40,7 +40,9 @@ def test_default_taps_are_the_published_ones(layers: int, taps: tuple[int, int, 
 OUT_OF_RANGE = [
     *((name, value) for name in ("num_blocks", "max_nodes", "beam_width") for value in (0, -1, 2.0, True, "3", None)),
     *(("branching", value) for value in ((1, 2, 3), (1, 2, 3, 4, 5), (1, -1, 2, 0), (1.0, 2, 3, 0))),
-    *(("min_path_prob", value) for value in (-0.1, 1.1, float("nan"), "0.5", None)),
+    *((name, value) for name in ("min_path_prob", "lookup_alone") for value in (-0.1, 1.1, float("nan"), "0.5", None)),
+    *(("max_slots", value) for value in (0, -1, True, 2.0, "3")),
+    *(("lookup_tokens", value) for value in (-1, 65, True, 2.0, "3", None)),
 ]
 
 

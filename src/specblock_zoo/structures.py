@@ -78,11 +78,13 @@ class BranchMemory:
         context: per layer, rows of the positions before the drafting position, `[1, kv_heads, length, head_dim]`.
         path: per layer, slots of the earlier blocks on each start's path, `[rows, kv_heads, path, head_dim]`.
         path_mask: which of them the start may see, bool `[rows, path]`.
+        context_mask: bool `[1, 1, length]`, False hides a row of the context; None = all visible.
     """
 
     context: tuple[KeyValues, ...]
     path: tuple[KeyValues, ...]
     path_mask: Tensor
+    context_mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def _counts(value: object, least: int) -> bool:
 
 
 COST_CURVES = ("measured", "stored", "off")
+MOST_COPIED = 64
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,12 @@ class TreeSettings:
             one, else the settings alone; `off`: the settings alone.
         independent_slots: slot k's candidates continue every node of slot k-1, not the greedy one alone, best paths
             first; buckets are not read. For drafters whose slots do not depend on each other's tokens.
+        max_slots: so many slots of each block are drafted from, the first ones, >= 1; None takes all. Tells what a
+            narrower block is worth, without training one.
+        lookup_tokens: tokens per round that are copied where the end of the text occurred before, from what followed
+            it then, and judged beside the drafted ones; 0..64, 0 copies none.
+        lookup_alone: chance of the first copied token, 0..1, from which on a round is judged without drafting; 1 always
+            drafts.
     """
 
     num_blocks: int = 2
@@ -155,6 +164,9 @@ class TreeSettings:
     min_path_prob: float = 0.0
     independent_slots: bool = False
     cost_curve: str = "measured"
+    max_slots: int | None = None
+    lookup_tokens: int = 0
+    lookup_alone: float = 0.5
 
     def __post_init__(self) -> None:
         counts = {name: getattr(self, name) for name in ("num_blocks", "max_nodes", "beam_width")}
@@ -162,8 +174,12 @@ class TreeSettings:
         buckets = len(TreeSettings.branching)
         widths = len(self.branching) == buckets and all(_counts(width, 0) for width in self.branching)
         rules["branching"] = (widths, f"{buckets} integers from 0, one per rank bucket")
-        number = type(self.min_path_prob) in (int, float)
-        rules["min_path_prob"] = (number and 0.0 <= self.min_path_prob <= 1.0, "a probability, 0..1")
+        for name in ("min_path_prob", "lookup_alone"):
+            chance = getattr(self, name)
+            rules[name] = (type(chance) in (int, float) and 0.0 <= chance <= 1.0, "a probability, 0..1")
+        rules["max_slots"] = (self.max_slots is None or _counts(self.max_slots, 1), "an integer from 1, or None")
+        copied = _counts(self.lookup_tokens, 0) and self.lookup_tokens <= MOST_COPIED
+        rules["lookup_tokens"] = (copied, f"an integer, 0..{MOST_COPIED}")
         rules["cost_curve"] = (self.cost_curve in COST_CURVES, f"one of {', '.join(COST_CURVES)}")
         check_values(self, rules, "Correct the drafter's configuration, or the option of this call.")
 
@@ -176,8 +192,10 @@ class DraftTree:
         tokens: target-vocabulary ids, int64.
         parents: index of the parent node, -1 for children of the root, int64.
         log_probs: sum of draft log-probabilities along the path, float32, never above the parent's.
-        blocks, slots, buckets: where the node came from, int64.
+        blocks, slots, buckets: where the node came from, int64; block -1 for what only the text so far proposed.
+            Buckets are 0 under settings that read none (`functional.buckets.reads_buckets`).
         depths: distance from the root, >= 1, int64.
+        looked_up: whether the text so far proposed it, alone or beside the drafter, bool.
     """
 
     tokens: Tensor
@@ -187,6 +205,7 @@ class DraftTree:
     slots: Tensor
     buckets: Tensor
     depths: Tensor
+    looked_up: Tensor
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])

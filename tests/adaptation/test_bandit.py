@@ -206,6 +206,30 @@ def test_exploring_stays_within_its_budget() -> None:
     assert play(strict, replace(state, served=60.0), query())[1][0].reason == "unmeasured"
 
 
+def test_a_first_update_is_priced_before_anyone_has_measured_it() -> None:
+    strict = replace(FEW, explore_share=0.1, first_cost=(0.0, 5.0))
+    young = settled(queries=40, served=40.0, gains={Action.HEAD: -1.0})
+    assert play(strict, young, query())[1][0].reason == "budget"
+    assert play(strict, replace(young, queries=50, served=50.0), query())[1][0].action is Action.FULL
+    assert play(strict, replace(young, gains={}), query())[1][0].action is Action.HEAD
+
+
+def test_an_update_out_of_reach_does_not_keep_a_gain_from_being_taken() -> None:
+    strict = replace(FEW, explore_share=0.0)
+    assert play(strict, settled(gains={Action.HEAD: 0.1}), query())[1][0].reason == "gain"
+
+
+def test_weights_that_an_update_at_work_has_moved_are_not_kept() -> None:
+    """A worker trains while the window of the update before closes."""
+    always = replace(FEW, policy="always")
+    measured = (*[query(ready=())] * 2, query())
+    state, decisions = play(always, settled(), Synced(Action.HEAD, 0.1), *measured)
+    assert [each.keep for each in decisions] == [False, False, False, True]
+    state, _ = play(always, settled(), Synced(Action.HEAD, 0.1), query())
+    assert state.pending is not None
+    assert not any(each.keep for each in play(always, state, *measured)[1])
+
+
 def test_the_best_is_tried_again_after_the_horizon() -> None:
     poor = {Action.HEAD: -0.1, Action.FULL: -0.2}
     assert play(FEW, settled(gains=poor, since_event=18), query(), query())[1][1].reason == "recheck"

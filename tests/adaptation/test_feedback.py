@@ -28,9 +28,9 @@ class Watching(SpecBlockDrafter):
         return nullcontext((self, self.recorder))
 
 
-@pytest.fixture(scope="module")
-def watched() -> tuple[Watching, Tensor]:
-    drafter = random_drafter(target(), max_nodes=12)
+@pytest.fixture(scope="module", params=[0, 3], ids=["drafted", "copied too"])
+def watched(request: pytest.FixtureRequest) -> tuple[Watching, Tensor]:
+    drafter = random_drafter(target(), max_nodes=12, lookup_tokens=request.param, lookup_alone=0.0)
     drafter.__class__ = Watching
     return drafter, generate(target(), prompt_ids(8, 0), NEW, assistant_model=drafter)
 
@@ -60,11 +60,12 @@ def test_slots_are_recorded_as_far_as_their_path_is_right(watched: tuple[Watchin
     # With every target token in the draft vocabulary, the best of the top rows is the committed token.
     wrong = logits.argmax(-1) != rows.target.ids[:, 0]
     assert torch.equal(wrong, rows.rejected)
-    assert len(rows) >= len([each for each in rounds if len(each.tree)])
+    assert any(each.drafter_calls == 0 for each in rounds[:-1]) == (drafter.config.lookup_tokens > 0)
+    rounds = [each for each in rounds if each.drafter_calls]
+    assert len(rows) >= len(rounds)
     assert int(rows.covered.sum()) <= sum(len(each.verdict.accepted_nodes) for each in rounds)
-    uncovered = sum(
-        len(each.verdict.committed_tokens) > len(each.verdict.accepted_nodes) for each in rounds if len(each.tree)
-    )
+    drafted = [[each.tree.blocks[node] >= 0 for node in each.verdict.accepted_nodes] for each in rounds]
+    uncovered = sum(len(each.verdict.committed_tokens) > sum(kept) for each, kept in zip(rounds, drafted, strict=True))
     assert feedback.text.uncovered == uncovered
     assert feedback.difficulty > 0
 
@@ -138,7 +139,7 @@ def play(recorder: Recorder, drafter: SpecBlockDrafter) -> None:
         recorder.drafted(text, Pairs(features, torch.randint(40, (1, count)), first), block(drafter, width))
         none = torch.zeros(0, dtype=torch.int64)
         recorder.judged(
-            text, DraftTree(*[none] * 7), Verdict((), (3,), False), torch.randn(1, drafter.config.vocab_size)
+            text, DraftTree(*[none] * 8), Verdict((), (3,), False), torch.randn(1, drafter.config.vocab_size)
         )
         first += count
 

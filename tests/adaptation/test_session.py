@@ -220,6 +220,27 @@ def test_nothing_is_saved_while_an_update_trains(
     drafter.close()
 
 
+def test_queries_go_on_while_a_state_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = adaptive(Action.HEAD, head_needed=10**6)
+    writing, over = threading.Event(), threading.Event()
+
+    def write(*_: object) -> None:
+        writing.set()
+        assert over.wait(20)
+
+    monkeypatch.setattr("specblock_zoo.adaptation.saving.save", write)
+    saver = threading.Thread(target=drafter.save, args=(tmp_path,))
+    saver.start()
+    assert writing.wait(20)
+    asker = threading.Thread(target=ask, args=(drafter,), daemon=True)
+    asker.start()
+    asker.join(20)
+    answered = drafter.bandit.queries
+    over.set()
+    saver.join()
+    assert answered == 1
+
+
 def test_a_closed_worker_leaves_everything_usable(tmp_path: Path) -> None:
     drafter = adaptive(Action.HEAD, deployment="worker")
     drafter.close()

@@ -1,7 +1,6 @@
 """A benchmark from settings to records, really run on a tiny target."""
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 import yaml
 
 from specblock_zoo.bench.campaign import Campaign, Loaders, Plan, describe_run, hash_config, hash_weights, load, plan
-from specblock_zoo.bench.folder import RunFolder, read_folder
+from specblock_zoo.bench.folder import Run, RunFolder, differences, read_folder
 from specblock_zoo.bench.settings import BenchSettings
 from specblock_zoo.bench.timing import thread_limit
 from specblock_zoo.errors import BadRecordError, ConfigurationError, PromptTooLongError, UnknownNameError
@@ -23,9 +22,11 @@ from tests.support.tiny_pair import POSITIONS, TinyFolders, tiny_drafter
 LOADERS = Loaders(load_target, lambda name, model, _: load_drafter(name, dtype=model.dtype))
 
 
-def write_tasks(folder: Path) -> Path:
+def write_tasks(folder: Path, count: int = 2) -> Path:
     for name, turns in {"mt_bench": ["say {}", "again"], "humaneval": ["def {}"]}.items():
-        lines = [{"id": f"{name}/{i}", "category": "c", "turns": [each.format(i) for each in turns]} for i in range(2)]
+        lines = [
+            {"id": f"{name}/{i}", "category": "c", "turns": [each.format(i) for each in turns]} for i in range(count)
+        ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -87,10 +88,16 @@ def test_a_run_that_is_killed_goes_on_where_it_was_and_texts_are_plain_decodings
         assert set(by_method.values()) == {plain}, place
 
 
-def test_methods_take_turns_in_going_first(settings: BenchSettings, tmp_path: Path) -> None:
-    firsts = Counter(names[0] for _, names in prepared(settings, tmp_path / "run").remaining())
-    assert len(firsts) == len(settings.methods)
-    assert max(firsts.values()) - min(firsts.values()) <= 1
+def test_within_a_task_and_temperature_every_method_has_every_place(settings: BenchSettings, tmp_path: Path) -> None:
+    count = len(settings.methods)
+    write_tasks(tmp_path, count)
+    orders: dict[tuple[str, float], list[list[str]]] = {}
+    for item, names in prepared(replace(settings, prompts=count), tmp_path / "run").remaining():
+        orders.setdefault((item.task, item.temperature), []).append(names)
+    assert len(orders) == 4
+    for order in orders.values():
+        assert all(sorted(place) == sorted(settings.methods) for place in zip(*order, strict=True))
+    assert len({tuple(map(tuple, order)) for order in orders.values()}) == 4, "each has an order of its own"
 
 
 def test_a_prompts_number_comes_before_the_task_so_that_a_part_has_the_same_of_each(settings: BenchSettings) -> None:
@@ -144,6 +151,24 @@ def test_a_run_knows_its_drafters_by_their_weights(settings: BenchSettings, tiny
     with torch.no_grad():
         network.weight += 1
     assert hash_weights(network) != before
+
+
+def test_a_run_knows_its_assistants_by_their_weights(settings: BenchSettings, tiny_folders: TinyFolders) -> None:
+    methods: dict[str, Any] = {"plain": None, "helped": {"kind": "assistant", "model": "helper"}}
+    planned = plan(replace(settings, methods=methods, reference=None))
+
+    def described(change: float) -> Run:
+        def load_either(name: str, dtype: torch.dtype) -> Any:
+            model, tokenizer = load_target(tiny_folders.target, dtype=dtype)
+            if name == "helper":
+                model.lm_head.weight.data += change
+            return model, tokenizer
+
+        return describe_run(planned, load(planned, Loaders(load_either, LOADERS.drafter)), "x")
+
+    first, same, other = described(0.0), described(0.0), described(0.5)
+    assert first.sha256 == same.sha256
+    assert [fact.split(" is ")[0] for fact in differences(first.identity, other.identity)] == ["assistant helper"]
 
 
 def test_a_drafter_that_drafts_otherwise_makes_another_run() -> None:

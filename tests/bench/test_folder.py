@@ -1,10 +1,20 @@
 """A run can be killed at any time, and no folder holds two runs."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from specblock_zoo.bench.folder import RECORDS_FILE, RUN_FILE, Run, RunFolder, differences, read_folder, read_run
+from specblock_zoo.bench.folder import (
+    RECORDS_FILE,
+    RUN_FILE,
+    Run,
+    RunFolder,
+    differences,
+    measuring_into,
+    read_folder,
+    read_run,
+)
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
 from tests.support.measured import record, run
 
@@ -49,6 +59,22 @@ def test_folders_that_are_no_run_are_explained(tmp_path: Path) -> None:
     (tmp_path / RUN_FILE).write_text(run().model_dump_json())
     with pytest.raises(EmptyDataError, match="0 records"):
         read_folder(tmp_path)
+
+
+def test_a_folder_is_measured_into_by_one_process_and_the_dead_do_not_count(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "run"
+    with measuring_into(folder):
+        (lock,) = folder.iterdir()
+        content = lock.read_bytes()
+        named = rf"\(id {os.getpid()} on .+\) is writing {folder / RECORDS_FILE}"
+        with pytest.raises(ConfigurationError, match=named) as refused, measuring_into(folder):
+            pass
+        assert "another --out" in str(refused.value.hint)
+    # What a kill leaves: the file, which nobody holds.
+    lock.write_bytes(content)
+    with measuring_into(folder):
+        pass
+    assert list(folder.iterdir()) == []
 
 
 def test_a_broken_line_within_the_file_is_named(tmp_path: Path) -> None:

@@ -45,3 +45,11 @@ def test_a_training_step_grades_later_slots_too(bench: Bench, found: dict[str, d
     sequences, length = bench.batch
     assert found["training"]["rows_graded"] > sequences * length * 7 // 8
     assert found["training"]["tokens_per_s"] > 0
+
+
+def test_captured_decoding_gives_the_known_text_with_the_same_trees(found: dict[str, dict[str, Any]]) -> None:
+    captured = found["captured"]
+    assert captured["captured"] is torch.cuda.is_available()
+    assert captured["equal"] == {"plain": True, "captured": True}
+    assert captured["drafted"]["captured"]["tau"] == captured["drafted"]["plain"]["tau"] > 1
+    assert captured["draft_milliseconds"].keys() == captured["tokens_per_s"].keys() == captured["equal"].keys()

@@ -86,4 +86,12 @@ def test_an_assistant_with_another_vocabulary_is_refused(tiny_folders: TinyFolde
     bench.load_target = lambda *_: (LLAMA.tiny_model(vocab_size=50), character_tokenizer())
     spec = KINDS["assistant"].model_validate({"model": "other"})
     with pytest.raises(TargetMismatchError, match="50 tokens; the target has 94"):
-        spec.build(bench)
+        spec.load(bench)
+
+
+def test_methods_of_one_assistant_share_weights_and_not_settings(tiny_folders: TinyFolders) -> None:
+    bench, name = workbench(tiny_folders), str(tiny_folders.target)
+    asks: Any = [KINDS["assistant"](model=name, tokens=tokens).build(bench) for tokens in (2, 3)]
+    one, two = (ask.keywords["assistant"] for ask in asks)
+    assert [each.generation_config.num_assistant_tokens for each in (one, two)] == [2, 3]
+    assert [each.data_ptr() for each in one.parameters()] == [each.data_ptr() for each in two.parameters()]

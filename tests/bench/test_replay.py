@@ -86,6 +86,25 @@ def test_every_prompt_is_recorded_under_every_policy_and_a_replay_goes_on(tasks:
     assert QueryRecord.model_validate_json((out / RECORDS).read_text().splitlines()[0]) == records[0]
 
 
+def test_nothing_is_timed_cold_and_no_drafter_learns_from_it(tasks: Path) -> None:
+    asked: list[tuple[str, str]] = []
+    adapted = adaptive(Action.HEAD)
+
+    def note(drafter: Drafter | None, prompt: Prompt) -> Tensor:
+        asked.append((type(drafter).__name__, prompt.id))
+        return ask(drafter, prompt)
+
+    every = arrivals(Stream("s", segments()), tasks)[:2]
+    run = Replay("s", {"plain": None, "always": adapted}, note, tasks / "out")
+    assert len(run.run(every)) == 4
+    first = every[0].prompt.id
+    assert asked[:2] == [("NoneType", first), ("SpecBlockDrafter", first)]
+    assert len(asked) == 6
+    assert adapted.bandit.queries == 2
+    run.run(every)
+    assert len(asked) == 12, "nothing was saved, so all is asked again"
+
+
 def test_policies_take_turns() -> None:
     assert sorted(turn_order(["a", "b", "c"], number)[0] for number in range(3)) == ["a", "b", "c"]
 

@@ -1,6 +1,7 @@
 """Fair timing: interleaving, medians, intervals, loops and the masked baseline."""
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
@@ -38,14 +39,27 @@ def test_cases_take_turns_item_by_item_after_one_untimed_warm_up() -> None:
     }
 
 
-def test_every_name_goes_first_equally_often_and_comes_after_every_other() -> None:
-    names = ["a", "b", "c", "d"]
-    turns = [turn_order(names, turn) for turn in range(40)]
-    assert all(sorted(turn) == names for turn in turns)
-    for cycle in range(0, 40, 4):
-        assert sorted(turn[0] for turn in turns[cycle : cycle + 4]) == names
-    followers = {(before, after) for turn in turns for before, after in itertools.pairwise(turn)}
-    assert len(followers) == 12, "every method comes after every other one"
+@pytest.mark.parametrize("count", range(1, 9))
+def test_every_name_has_every_place_and_comes_after_every_other_equally_often(count: int) -> None:
+    names = list("abcdefgh"[:count])
+    turns = [turn_order(names, turn) for turn in range(4 * count)]
+    for cycle in range(4):
+        of_cycle = turns[cycle * count : (cycle + 1) * count]
+        assert all(sorted(places) == names for places in (*of_cycle, *zip(*of_cycle, strict=True)))
+    for start in range(0, 4 * count, count if count % 2 == 0 else 2 * count):
+        square = turns[start : start + (count if count % 2 == 0 else 2 * count)]
+        followers = Counter(pair for turn in square for pair in itertools.pairwise(turn))
+        expected = 1 if count % 2 == 0 else 2
+        assert set(followers.values()) <= {expected}
+        assert len(followers) == count * (count - 1), "every one comes after every other one"
+
+
+def test_the_order_depends_on_the_series_and_the_turn_alone() -> None:
+    names = list("abcdefgh")
+    orders = {(series, turn): turn_order(names, turn, series) for series in ("chat 0", "code 0") for turn in range(32)}
+    assert orders["code 0", 17] == turn_order(names, 17, "code 0")
+    assert orders["chat 0", 3] != orders["code 0", 3]
+    assert len({tuple(order) for order in orders.values()}) == 64, "no two prompts have one order"
 
 
 def test_time_call_measures_wall_time() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from specblock_zoo.bench.trace import (
     source_hash,
     trace_decode,
 )
+from specblock_zoo.functional.tree import LOOKUP_BLOCK
 from specblock_zoo.inference.stats import DecodeStats
 from specblock_zoo.structures import DraftTree, Round, Verdict
 
@@ -42,6 +44,7 @@ def tree(tokens: list[int], parents: list[int], probabilities: list[float]) -> D
         slots=torch.tensor(depths, dtype=torch.int64) - 1,
         buckets=zeros + 1,
         depths=torch.tensor(depths, dtype=torch.int64),
+        looked_up=zeros.bool(),
     )
 
 
@@ -91,6 +94,13 @@ def test_rounds_keep_the_decodes_order_text_and_times() -> None:
     ]
     text = trace.first.text + "".join(token.text for each in trace.rounds for token in each.committed)
     assert text == WORDS.decode([1, 2, 3, 4, 7, 8])
+
+
+def test_a_copied_node_belongs_to_no_block() -> None:
+    copied = replace(ROUNDS[2].tree, blocks=torch.tensor([LOOKUP_BLOCK]))
+    trace = traced((*ROUNDS[:2], replace(ROUNDS[2], tree=copied)))
+    assert [node.block for node in trace.rounds[2].nodes] == [LOOKUP_BLOCK]
+    assert Trace.model_validate_json(trace.model_dump_json()) == trace
 
 
 def test_only_a_token_that_nobody_drafted_is_the_bonus() -> None:

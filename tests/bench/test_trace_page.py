@@ -1,12 +1,15 @@
 """The trace's page in a real browser: keys, clicks, colours and what a screen reader is told."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from specblock_zoo.bench.trace import render
-from tests.bench.test_trace import traced
+from specblock_zoo.functional.tree import LOOKUP_BLOCK
+from tests.bench.test_trace import ROUNDS, traced
 from tests.support.browser import CHROMIUM, Browser, chromium
 
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed")
@@ -54,6 +57,16 @@ def test_the_tree_shows_every_node_the_root_and_the_bonus(browser: Browser, page
     assert fates_of(browser) == ["bonus", "root"]
     browser.press("ArrowRight")
     assert fates_of(browser) == ["accepted", "root"]
+
+
+def test_copies_are_drawn_apart(browser: Browser, tmp_path: Path) -> None:
+    copied = replace(ROUNDS[0].tree, blocks=torch.tensor([0, LOOKUP_BLOCK, 0, LOOKUP_BLOCK, 0]))
+    path = tmp_path / "trace.html"
+    path.write_text(render(traced((replace(ROUNDS[0], tree=copied), *ROUNDS[1:]))), encoding="utf-8")
+    browser.open(path)
+    assert browser.run("document.querySelectorAll('.node.copied').length") == 2
+    browser.run("document.querySelector('.node.copied').click()")
+    assert browser.run("document.getElementById('node').textContent.includes('block, slotcopied')")
 
 
 def test_the_text_grows_with_the_rounds(browser: Browser, page: Path) -> None:

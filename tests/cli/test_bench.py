@@ -1,15 +1,19 @@
 """`specblock bench`: every spelling of the command line, from settings to a drafter's results."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from specblock_zoo.bench.folder import RECORDS_FILE, RUN_FILE
+from specblock_zoo.bench import markdown
+from specblock_zoo.bench.folder import RECORDS_FILE, RUN_FILE, measuring_into, read_folder
 from specblock_zoo.bench.records import read_records, read_results, write_records
+from specblock_zoo.bench.summary import summarize_records
 from specblock_zoo.cli import bench
 from specblock_zoo.cli.main import USER_ERROR, main
+from tests.support import REPOSITORY
 from tests.support.measured import NAME, prompt, run
 from tests.support.tiny_pair import TinyFolders
 
@@ -65,6 +69,34 @@ def test_the_word_alone_runs_and_report_and_results_follow(
     assert results is not None
     assert (results.overall.equal, results.overall.prompts) == (1, 1)
     assert tmp_path.as_posix() not in (out / RUN_FILE).read_text().partition('"provenance"')[2]
+
+
+def test_a_folder_in_use_is_refused_before_a_model_is_loaded(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "load", lambda *_: pytest.fail("loaded"))
+    with measuring_into(tmp_path / "run"):
+        assert call("--config", config, "--out", tmp_path / "run") == USER_ERROR
+    assert "is writing" in capsys.readouterr().err
+
+
+def test_the_shipped_ablations_run_and_are_a_table_with_intervals(
+    config: Path, tiny_folders: TinyFolders, tmp_path: Path
+) -> None:
+    shipped = yaml.safe_load((REPOSITORY / "configs" / "bench" / "ablations.yaml").read_text())
+    for method in shipped["methods"].values():
+        if "drafter" in method:
+            method["drafter"] = str(tiny_folders.drafter)
+    changed = yaml.safe_load(config.read_text()) | {name: shipped[name] for name in ("methods", "reference")}
+    config.write_text(yaml.safe_dump(changed))
+    assert call("--config", config, "--out", tmp_path / "run") == 0
+    text = markdown.report(summarize_records(*read_folder(tmp_path / "run")), ())
+    _, _, table = text.partition("### Variants beside specblock")
+    rows = dict(re.findall(r"^\| (\w+) \| (\d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\])", table, re.MULTILINE))
+    assert set(rows) == {name for name, method in shipped["methods"].items() if "drafter" in method} - {"specblock"}
+    varied = [method["tree"] for method in shipped["methods"].values() if "tree" in method]
+    for setting, values in {"max_slots": {1, 2, 3}, "num_blocks": {1, 2, 3}, "merge_duplicates": {False}}.items():
+        assert {tree[setting] for tree in varied if setting in tree} == values
 
 
 def test_a_dry_run_answers_nothing(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from specblock_zoo.cli.drawing import ACCEPTED, BONUS, REJECTED, draw_round, progress
+from specblock_zoo.functional.tree import LOOKUP_BLOCK
 from specblock_zoo.structures import DraftTree, Round, Verdict
 
 WORDS = {1: "root", 10: "a", 11: "b", 12: "[red]c", 20: "own"}
@@ -21,7 +22,12 @@ def one_round() -> Round:
     zeros = torch.zeros(3, dtype=torch.int64)
     log_probs = torch.tensor([math.log(0.5), math.log(0.5 * 0.25), math.log(0.2)])
     tree = DraftTree(
-        torch.tensor([10, 11, 12]), torch.tensor(PARENTS), log_probs, zeros, zeros, zeros, torch.tensor([1, 2, 1])
+        torch.tensor([10, 11, 12]),
+        torch.tensor(PARENTS),
+        log_probs,
+        *(zeros, zeros, zeros),
+        torch.tensor([1, 2, 1]),
+        zeros.bool(),
     )
     return Round(tree, Verdict((0, 1), (10, 11, 20), False), 1.0, 2.0, 0.5)
 
@@ -35,6 +41,13 @@ def test_nodes_hang_under_their_parents_with_their_own_probability() -> None:
     drawn = draw_round(one_round(), 1, WORDS.__getitem__)
     assert [label(child).plain for child in drawn.children] == ["'a' 0.50", "'[red]c' 0.20"]
     assert label(drawn.children[0].children[0]).plain == "'b' 0.25"
+
+
+def test_copies_from_the_text_are_marked() -> None:
+    drawn = one_round()
+    copied = replace(drawn, tree=replace(drawn.tree, blocks=torch.tensor([0, 0, LOOKUP_BLOCK])))
+    children = draw_round(copied, 1, WORDS.__getitem__).children
+    assert [label(child).plain for child in children] == ["'a' 0.50", "'[red]c' 0.20, copied"]
 
 
 def test_accepted_bonus_and_rejected_nodes_differ() -> None:

@@ -127,6 +127,23 @@ def test_validate_scores_a_checkpoint_as_its_training_run_did(tiny_run: TinyRun,
     assert rows(tmp_path / "validation", "val_loss_nats")[-1] == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_checkpoints_settings_are_not_changed_in_silence(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    own = ["--model.adamw.learning_rate=0.0002", "--model.drafter={block_width: 3}"]
+    assert fit(tiny_run, tmp_path, "--trainer.max_steps=1", *own, *CHECKPOINT) == 0
+    resumed = ["--trainer.max_steps=2", f"--ckpt_path={checkpoints(tmp_path) / 'last.ckpt'}"]
+    changed = ["--model.adamw.learning_rate=0.0003", "--model.drafter.block_width=2"]
+    assert fit(tiny_run, tmp_path / "changed", *resumed, *changed) == 2
+    said = capsys.readouterr().err
+    assert "--model.adamw.learning_rate is 0.0003, the checkpoint's is 0.0002" in said
+    assert "--model.drafter.block_width is 2, the checkpoint's is 3" in said
+    for folder, flags in (("same", own), ("none", [])):
+        with caplog.at_level("INFO"):
+            assert fit(tiny_run, tmp_path / folder, *resumed, *flags) == 0
+        assert ("--model.adamw.learning_rate is the checkpoint's, 0.0002" in caplog.text) == (folder == "none")
+
+
 def test_a_cache_of_another_target_ends_with_exit_code_two(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

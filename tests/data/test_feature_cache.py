@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specblock_zoo.data import files
 from specblock_zoo.data.feature_cache import FeatureCache, check_shard, open_shard, write_shard
 from specblock_zoo.data.layout import LAST_HIDDEN, tap_column
 from specblock_zoo.data.manifest import write_manifest
@@ -114,9 +115,10 @@ def test_a_failed_write_leaves_no_shard(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-def test_a_disk_that_fills_up_in_mid_shard_is_told_and_leaves_nothing_behind(tmp_path):
+def test_a_disk_that_fills_up_in_mid_shard_is_told_and_leaves_nothing_behind(tmp_path, monkeypatch):
     examples, states = make_examples([400, 300])
-    (tmp_path / ".s.arrow.tmp").symlink_to("/dev/full")
+    (tmp_path / "scratch").symlink_to("/dev/full")
+    monkeypatch.setattr(files, "scratch_of", lambda path: path.with_name("scratch"))
     with pytest.raises(ConfigurationError, match=r"disk is full: .*s.arrow"):
         write_shard(tmp_path / "s.arrow", LAYOUT, examples, states)
     assert list(tmp_path.iterdir()) == []

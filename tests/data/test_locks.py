@@ -22,15 +22,16 @@ from specblock_zoo.data.locks import writing
 with writing(Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGKILL)
 """
-REFUSED = "Another process is writing .*shard"
+REFUSED = rf"Another process \(id {os.getpid()} on .+\) is writing .*shard"
 
 
 def test_a_file_has_one_writer_and_its_lock_vanishes(tmp_path):
     shard = tmp_path / "shard"
     with writing(shard):
         assert locked_files(tmp_path) == [shard]
-        with pytest.raises(ConfigurationError, match=REFUSED), writing(shard):
+        with pytest.raises(ConfigurationError, match=REFUSED) as refused, writing(shard, hint="Take another."):
             pass
+        assert refused.value.hint == "Take another."
         with writing(tmp_path / "another"):
             pass
     with writing(shard):

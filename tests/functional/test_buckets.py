@@ -7,7 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specblock_zoo.functional.buckets import ABSENT_LOG_RATIO, SUMMARY_SIZE, rank_of, rank_summary, rank_to_bucket
+from specblock_zoo.functional import tree as trees
+from specblock_zoo.functional.buckets import (
+    ABSENT_LOG_RATIO,
+    NUM_BUCKETS,
+    SUMMARY_SIZE,
+    rank_of,
+    rank_summary,
+    rank_to_bucket,
+    reads_buckets,
+)
+from specblock_zoo.structures import TreeSettings
 
 scores = st.lists(st.integers(-20, 20).map(lambda value: value / 4), min_size=1, max_size=30)
 
@@ -74,3 +84,54 @@ def test_summary_carries_no_gradient_and_is_float32():
     logits = torch.randn(2, 3, 32, dtype=torch.bfloat16, requires_grad=True)
     summary = rank_summary(logits)
     assert (summary.requires_grad, summary.dtype, tuple(summary.shape)) == (False, torch.float32, (2, 3, 15))
+
+
+WIDTHS = st.integers(0, 3)
+SETTINGS = st.builds(
+    TreeSettings,
+    num_blocks=st.integers(1, 2),
+    max_nodes=st.just(30),
+    beam_width=st.integers(1, 3),
+    branching=st.one_of(st.tuples(WIDTHS, WIDTHS, WIDTHS, WIDTHS), WIDTHS.map(lambda width: (width,) * NUM_BUCKETS)),
+    chain=st.booleans(),
+    independent_slots=st.booleans(),
+    confident_slots=st.booleans(),
+)
+
+
+def grown(settings: TreeSettings, buckets: list[list[list[int]]]) -> list[tuple[int, int, float]]:
+    """Tokens, parents and scores of a tree of two blocks whose slots fall into these buckets."""
+    growth = trees.Growth()
+    for block in range(settings.num_blocks):
+        rows, slots, width = len(growth.starts), len(buckets[block][0]), trees.candidate_width(settings)
+        row = [[10 * slot + rank for rank in range(width)] for slot in range(slots)]
+        scores = [[-0.01 - slot - rank for rank in range(width)] for slot in range(slots)]
+        proposals = trees.Proposals([row] * rows, [scores] * rows, buckets[block] * rows)
+        growth = trees.grow_block(growth, proposals, settings, block)
+        growth = trees.select_starts(growth, settings, block + 1, slots, 100)
+    return [(node.token, node.parent, node.log_prob) for node in growth.nodes]
+
+
+@given(SETTINGS, st.data())
+def test_trees_of_settings_that_read_no_buckets_do_not_depend_on_them(settings: TreeSettings, data: st.DataObject):
+    buckets = st.lists(st.integers(0, NUM_BUCKETS - 1), min_size=3, max_size=3)
+    one, other = ([[data.draw(buckets)] for _ in range(2)] for _ in range(2))
+    if not reads_buckets(settings):
+        assert grown(settings, one) == grown(settings, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reads"),
+    [
+        ({}, True),
+        ({"chain": True}, True),
+        ({"chain": True, "independent_slots": True}, False),
+        ({"independent_slots": True}, False),
+        ({"branching": (3, 3, 3, 3)}, False),
+        ({"branching": (1, 1, 1, 1), "num_blocks": 1}, False),
+        ({"branching": (1, 1, 1, 1), "num_blocks": 2}, True),
+        ({"branching": (0, 0, 0, 0), "num_blocks": 1}, True),
+    ],
+)
+def test_which_settings_read_buckets(changes, reads):
+    assert reads_buckets(TreeSettings(**changes)) is reads

@@ -18,11 +18,12 @@ from specblock_zoo.functional.costs import (
     RoundCosts,
     Spending,
     best_count,
+    best_products,
     block_profile,
     outcomes,
     path_probabilities,
 )
-from specblock_zoo.functional.tree import ROOT, Growth, Node, Proposals, Start
+from specblock_zoo.functional.tree import LOOKUP_BLOCK, ROOT, Growth, Node, Proposals, Start
 from specblock_zoo.structures import TreeSettings, Verdict
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -262,6 +263,22 @@ def test_outcomes_are_the_children_of_every_node_the_text_reached() -> None:
     ]
 
 
+def test_copies_keep_their_own_chance_and_teach_the_calibration_nothing() -> None:
+    half = math.log(0.5)
+    nodes = [Node(10, ROOT, half, 0, 0, 0, 1, True), Node(11, ROOT, half, 0, 0, 0, 1)]
+    nodes += [Node(13, 0, 2 * half, LOOKUP_BLOCK, 1, 0, 2, True), Node(14, 0, 2 * half, 0, 1, 0, 2)]
+    chances = path_probabilities(nodes, Calibration(1.0, -1.0))
+    drafted = Calibration(1.0, -1.0).probability(half)
+    assert chances == pytest.approx([0.5, drafted, 0.25, 0.5 * drafted])
+    seen = outcomes(trees.flatten(nodes), Verdict((0, 2), (10, 13, 99), False))
+    assert [(round(log_prob, 4), taken) for log_prob, taken in seen] == [(round(half, 4), False)] * 2
+
+
+def test_a_round_without_the_drafter_does_not_cost_it() -> None:
+    costs = RoundCosts(Curve((1, 9), (10.0, 18.0)), 3.0, Curve((1,), (2.0,)))
+    assert (costs.of(4, []), costs.of(4, [1, 1]), costs.of(4, [], drafted=False)) == (17.0, 21.0, 14.0)
+
+
 def test_a_profile_is_relative_to_its_start() -> None:
     nodes = [
         Node(0, ROOT, 0.0, 0, 0, 0, 1),
@@ -285,3 +302,23 @@ def test_a_later_block_is_run_only_where_it_pays() -> None:
         pricing = Pricing(RoundCosts(verify, 2.0, Curve((1, 8), (ms, 2 * ms))), 15.0)
         assert bool(pricing.choose_starts(growth, 1, 16).starts) is runs
     assert pricing.choose_starts(Growth(growth.nodes, ()), 1, 16).starts == ()
+
+
+@QUICK
+@given(st.lists(CHANCE, max_size=9), st.lists(CHANCE, max_size=9), st.integers(1, 30))
+def test_best_products_are_the_best_of_all(first: list[float], second: list[float], most: int) -> None:
+    first, second = sorted(first, reverse=True), sorted(second, reverse=True)
+    every = sorted((one * other for one in first for other in second), reverse=True)
+    assert best_products(first, second, most) == every[:most]
+
+
+@QUICK
+@given(node_lists(most=12), st.data())
+def test_a_tree_weighed_while_it_grows_and_changes_has_the_same_chances(nodes: list[Node], data: st.DataObject) -> None:
+    pricing = Pricing(RoundCosts(Curve((1,), (1.0,)), 1.0, Curve((1,), (1.0,))), 1.0, Calibration(0.7, -0.3))
+    for size in sorted(data.draw(st.lists(st.integers(0, len(nodes)), max_size=4))):
+        assert pricing.chances(nodes[:size]) == path_probabilities(nodes[:size], pricing.calibration)
+        assert pricing.chances(tuple(nodes[:size])) == path_probabilities(nodes[:size], pricing.calibration)
+        if size:
+            place = data.draw(st.integers(0, size - 1))
+            nodes[place] = nodes[place]._replace(log_prob=nodes[place].log_prob / 2)

@@ -294,6 +294,7 @@ def test_flatten_keeps_every_column() -> None:
     nodes = grow(SETTINGS, seed=5).nodes
     tree = trees.flatten(nodes)
     columns = (tree.tokens, tree.parents, tree.log_probs, tree.blocks, tree.slots, tree.buckets, tree.depths)
+    columns += (tree.looked_up,)
     expected = [torch.tensor(column) for column in zip(*nodes, strict=True)]
     for found, wanted in zip(columns, expected, strict=True):
         assert torch.equal(found, wanted.to(found.dtype))

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 from specblock_zoo.bench.records import write_results
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.hub import card
-from specblock_zoo.hub.entry import Reported, write_entry
+from specblock_zoo.hub.entry import Reported, TrainingOverlap, write_entry
 from specblock_zoo.models.registry import DRAFTERS
 from tests.support.measured import NAME, entry, results
 from tests.support.tiny_pair import TinyFolders
@@ -34,6 +34,36 @@ def test_the_metadata_reads_back() -> None:
     measured = {(result.dataset_name, result.metric_type): result.metric_value for result in data.eval_results}
     assert measured[("chat", "accepted_length")] == pytest.approx(38 / 15, abs=1e-3)
     assert measured[("code", "speedup")] == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_card_is_tagged_with_its_own_kind(kind: str) -> None:
+    data = card.card_data(card.MeasuredEntry(entry().model_copy(update={"kind": kind}), None))
+    assert set(data.tags) & set(DRAFTERS) == {kind}
+
+
+@pytest.mark.parametrize(
+    ("shared", "left_out", "said"),
+    [
+        (0, False, "None of 500 training records share a run of 13 words with one of 90 prompts of chat, code, or"),
+        (7, True, "7 of 500 training records, which were left out, share a run"),
+        (7, False, "7 of 500 training records, which were trained on, share a run"),
+    ],
+)
+def test_the_card_says_what_was_found_of_the_benchmark_in_the_training_text(
+    shared: int, left_out: bool, said: str
+) -> None:
+    trained = entry().training
+    assert trained is not None
+    found = TrainingOverlap(words=13, records=500, shared=shared, prompts=90, tasks=("chat", "code"), left_out=left_out)
+    known = entry().model_copy(update={"training": trained.model_copy(update={"overlap": found})})
+    assert said in str(card.drafter_card(card.MeasuredEntry(known, None)))
+
+
+def test_the_card_claims_nothing_of_the_training_text_that_was_not_checked() -> None:
+    text = str(card.drafter_card(MEASURED))
+    assert "was not checked; `specblock overlap" in text
+    assert "no benchmark prompt" not in text
 
 
 def test_the_card_states_numbers_data_and_provenance() -> None:

@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import constants
 from transformers import AutoModel
 
-from specblock_zoo.errors import AccessError, HubError, UnknownNameError, WeightsMismatchError
+from specblock_zoo.errors import AccessError, HubError, UnknownNameError, UnsupportedOptionError, WeightsMismatchError
 from specblock_zoo.hub import fetch as module
 from specblock_zoo.hub.entry import write_entry
 from specblock_zoo.hub.fetch import fetch, is_repository
@@ -100,6 +100,17 @@ def test_a_model_that_is_no_drafter_is_refused_before_its_weights_come(hub: Hub)
     assert hub.count("GET", "model.safetensors") == 0
 
 
+def test_pickled_weights_are_not_fetched_and_the_way_to_them_is_named(hub: Hub, listed: dict[str, bytes]) -> None:
+    fields = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
+    hub.add(REPO, {"config.json": json.dumps(fields).encode(), "pytorch_model.bin": b"x" * 1000})
+    with pytest.raises(UnsupportedOptionError, match=r"pytorch_model\.bin only") as refused:
+        fetch(REPO, {})
+    assert f"hf download {REPO} --revision " in refused.value.hint
+    assert hub.count("GET", "pytorch_model.bin") == 0
+    hub.add("someone/both", {**listed, "pytorch_model.bin": b"x" * 1000})
+    assert (fetch("someone/both", {}) / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize(
     ("files", "problem"),
     [({}, "has no config.json"), ({"config.json": b"<html>"}, "is not JSON")],
@@ -155,13 +166,6 @@ def test_a_file_with_the_wrong_hash_is_removed_again(hub: Hub, listed: dict[str,
     assert not [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size == len(good)]
     repository.commit(listed)
     assert (fetch(REPO, {}) / "model.safetensors").read_bytes() == good
-
-
-def test_pickled_weights_are_not_fetched(hub: Hub, listed: dict[str, bytes]) -> None:
-    hub.add(REPO, {"config.json": listed["config.json"], "pytorch_model.bin": b"pickle"})
-    with pytest.raises(WeightsMismatchError, match="safetensors file"):
-        SpecBlockDrafter.from_pretrained(REPO)
-    assert hub.count("GET", "pytorch_model.bin") == 0
 
 
 def test_every_failure_has_its_own_explanation() -> None:

@@ -32,7 +32,7 @@ def test_gathering_keeps_every_visible_column_in_its_order(holes: list[list[bool
 
 def test_trees_are_filled_up_with_nodes_that_nobody_sees() -> None:
     long = flatten([Node(7, -1, 0.0, 0, 0, 0, 1), Node(8, 0, 0.0, 0, 0, 0, 2)])
-    tokens, depths, ancestors = lined_up([flatten(()), long])
+    tokens, depths, ancestors = lined_up([flatten(()), long], len(long))
     assert (tokens, depths) == ([[0, 0], [7, 8]], [[0, 1, 1], [0, 1, 2]])
     assert torch.equal(ancestors[0], torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool())
     assert torch.equal(ancestors[1], ancestor_matrix([-1, 0]))

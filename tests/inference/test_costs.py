@@ -31,6 +31,8 @@ def test_a_curve_comes_back_as_it_was_stored(tmp_path: Path) -> None:
     file = stored.store(key, COSTS, tmp_path / "new")
     assert stored.read(key, tmp_path / "new") == COSTS
     assert list(file.parent.iterdir()) == [file], "nothing half-written is left"
+    (tmp_path / "plain").touch()
+    assert file.stat().st_mode == (tmp_path / "plain").stat().st_mode, "other users may read it as any other file"
     file.write_text(json.dumps({**json.loads(file.read_text()), "version": 0}))
     assert stored.read(key, file.parent) is None
 

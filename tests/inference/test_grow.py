@@ -9,7 +9,7 @@ from specblock_zoo.functional import tree as trees
 from specblock_zoo.inference.cache import DrafterCache
 from specblock_zoo.inference.grow import LOG_PROB_FLOOR, Limits, Pairs, grow_tree, read_proposals, refresh
 from specblock_zoo.models.specblock import SpecBlockDrafter
-from specblock_zoo.structures import BranchOutput, DraftBlock, TreeSettings
+from specblock_zoo.structures import BranchOutput, DraftBlock, DraftTree, TreeSettings
 from tests.support.drafters import tiny_drafter
 
 SETTINGS = TreeSettings(num_blocks=3, max_nodes=30, beam_width=3, branching=(2, 3, 4, 2))
@@ -64,6 +64,25 @@ def test_no_node_is_deeper_than_can_be_committed(max_depth: int) -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("max_slots", [1, 2, 9])
+def test_a_narrowed_block_is_the_first_slots_of_the_whole_one(max_slots: int) -> None:
+    drafter = tiny_drafter()
+
+    def grown(**changes: object) -> DraftTree:
+        cache = DrafterCache()
+        first, settings = refresh(drafter, cache, pairs_of(drafter)), replace(SETTINGS, max_nodes=500, **changes)
+        return grow_tree(drafter, cache, first, LENGTH - 1, Limits(settings, 100))[0]
+
+    whole, narrow = grown(num_blocks=1), grown(num_blocks=1, max_slots=max_slots)
+    kept = whole.slots < max_slots
+    assert narrow.tokens.tolist() == whole.tokens[kept].tolist()
+    assert narrow.log_probs.tolist() == whole.log_probs[kept].tolist()
+    deeper = grown(max_slots=max_slots)
+    assert int(deeper.slots.max()) == min(max_slots, drafter.config.block_width) - 1
+    assert int(deeper.blocks.max()) == SETTINGS.num_blocks - 1, "later blocks grow from narrowed ones"
+
+
+@torch.inference_mode()
 def test_a_hopeless_second_block_is_not_run() -> None:
     drafter, cache = tiny_drafter(), DrafterCache()
     first = refresh(drafter, cache, pairs_of(drafter))
@@ -111,3 +130,15 @@ def test_refresh_positions_are_consecutive() -> None:
     for split, once in zip(cache.view(), whole.view(), strict=True):
         torch.testing.assert_close(split.keys, once.keys)
         torch.testing.assert_close(split.values, once.values)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("branching", "ranked"), [((2, 3, 4, 2), True), ((3, 3, 3, 3), False)])
+def test_a_rank_head_that_decides_nothing_is_not_run(branching: tuple[int, ...], ranked: bool) -> None:
+    drafter, cache, calls = tiny_drafter(), DrafterCache(), []
+    drafter.rank_head.register_forward_hook(lambda *_: calls.append(1))
+    first = refresh(drafter, cache, pairs_of(drafter))
+    settings = replace(SETTINGS, branching=branching)
+    _, spent = grow_tree(drafter, cache, first, LENGTH - 1, Limits(settings, 100))
+    assert spent == SETTINGS.num_blocks
+    assert len(calls) == (spent if ranked else 0)

@@ -101,6 +101,21 @@ def test_the_same_rounds_leave_the_same_account(target: Any, monkeypatch: pytest
     assert accounts[0].blocks > 0.0
 
 
+def test_rounds_that_spare_the_drafter_are_booked_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = RoundCosts(Curve((1, 2), (1.0, 1.0)), 100.0, Curve((1,), (0.0,)))
+    paced(monkeypatch, costs)
+    looping, ids = target_of("llama", initializer_range=0.05), prompt_ids(9)
+    spent = {}
+    for alone in (0.3, 1.0):
+        drafter = random_drafter(looping, num_blocks=1, lookup_tokens=3, lookup_alone=alone)
+        generate(looping, ids, NEW, assistant_model=drafter)
+        drafted = sum(each.drafter_calls > 0 for each in drafter.last_stats.history)
+        spent[alone] = account_of(drafter, costs, sampled=False).spending
+        assert spent[alone].ms == pytest.approx(101.0 * drafted, rel=0.2), "nearly nothing is forgotten yet"
+    assert spent[0.3].ms < spent[1.0].ms
+    assert spent[0.3].tokens > 0.5 * spent[1.0].tokens
+
+
 def test_threads_lose_no_round() -> None:
     account = Account(FREE)
 

@@ -25,6 +25,20 @@ def test_sums_over_rounds() -> None:
     assert stats.alpha_by_depth == {1: 0.5, 2: 1.0}
 
 
+def test_what_was_copied_is_told_from_what_was_drafted() -> None:
+    nodes = [Node(5, -1, -0.1, 0, 0, 0, 1, True), *(Node(6 + n, n, -0.2, -1, n + 1, 0, n + 2, True) for n in range(3))]
+    copied = flatten([Node(8, -1, -0.3, -1, 0, 0, 1, True)])
+    history = (
+        Round(flatten(nodes), Verdict((0, 1, 2), (5, 6, 7, 1), False), 1.0, 6.0, 1.0, drafter_calls=1),
+        Round(copied, Verdict((0,), (8, 9), False), 0.0, 6.0, 1.0),
+        Round(flatten(()), Verdict((), (8,), True), 0.0, 6.0, 1.0),
+    )
+    stats = DecodeStats(history, prefill_ms=1.0)
+    assert (stats.lookup_nodes, stats.lookup_accepted, stats.undrafted_rounds) == (4, 3, 1)
+    assert stats.alpha == {(0, 0): 1.0}, "copies are no block of the drafter"
+    assert stats.alpha_by_depth == {1: 1.0, 2: 1.0, 3: 1.0, 4: 0.0}
+
+
 def test_tau_of_several_calls_divides_once() -> None:
     calls = [DecodeStats(HISTORY[:1], 0.0), DecodeStats(HISTORY[1:], 0.0), DecodeStats(HISTORY[1:], 0.0)]
     assert tau_of(calls) == pytest.approx(5 / 3)

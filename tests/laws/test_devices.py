@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.support.decoding import WIDTH, generate, prompt_ids, random_drafter, scripted_drafter, target_of
+from specblock_zoo.inference.capture import can_capture, optimize_for_gpu
+from tests.support.decoding import (
+    STATIC_TAKES_BACK,
+    WIDTH,
+    generate,
+    prompt_ids,
+    random_drafter,
+    scripted_drafter,
+    target_of,
+)
 
 NEW, LENGTH = 24, 6
 PLACES = {"always": lambda _: 0, "mixed": lambda index: (0, 0, 1, 0, -1, 2)[index % 6], "never": lambda _: -1}
@@ -66,3 +75,19 @@ def test_rows_of_a_batch_are_decoded_as_alone(device: str) -> None:
     both = torch.cat((ids(device, 0), ids(device, 1)))
     together = generate(model, both, NEW, assistant_model=drafter)
     assert torch.equal(together, generate(model, both, NEW))
+
+
+@pytest.mark.skipif(not STATIC_TAKES_BACK, reason="this transformers cannot crop static caches")
+@pytest.mark.parametrize("sampled", [False, True])
+def test_captured_text_is_plain_text(device: str, sampled: bool) -> None:
+    """Graphs where the device can capture them; elsewhere the shapes they would have."""
+    model = target("llama", device)
+    drafter = random_drafter(model, num_blocks=2, beam_width=3).to(device)
+    optimize_for_gpu(drafter, None if can_capture(torch.device(device)) else {"disable": True})
+    options: dict[str, Any] = {"do_sample": sampled, **({"temperature": 1.0, "top_k": 0} if sampled else {})}
+    static = {"cache_implementation": "static", "max_cache_len": LENGTH + NEW + 64}
+    texts = []
+    for drafted in ({}, {"assistant_model": drafter, **static}):
+        torch.manual_seed(0)
+        texts.append(generate(model, ids(device), NEW, **options, **drafted))
+    assert torch.equal(*texts)

@@ -36,6 +36,7 @@ TREES: dict[str, dict[str, Any]] = {
     "confident": {"num_blocks": 2, "confident_root": True, "confident_slots": True},
     "likely only": {"num_blocks": 2, "min_path_prob": 0.1},
     "whole context": {"num_blocks": 2, "context_slots": WIDTH},
+    "narrow blocks": {"num_blocks": 3, "max_slots": 2},
     "budget 1": {"num_blocks": 2, "max_nodes": 1},
     "budget 2": {"num_blocks": 2, "max_nodes": 2},
     "budget 5": {"num_blocks": 2, "max_nodes": 5},

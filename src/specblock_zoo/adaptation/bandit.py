@@ -40,6 +40,7 @@ class BanditSettings:
         min_trigger: rejected positions outside the tree below which a reward is not believed (the s_trig gate).
         revert_after: windows in a row with a falling accepted length that take the weights back.
         explore_share: share of the served time that updates without a predicted gain may cost, 0..1 (ours).
+        first_cost: mean query times that a head and a full update are taken to cost before one was measured (ours).
         shift_z: standard errors by which the accepted length of a window must fall to forget all gains (ours).
     """
 
@@ -55,6 +56,7 @@ class BanditSettings:
     min_trigger: int = 5
     revert_after: int = 3
     explore_share: float = 0.01
+    first_cost: tuple[float, float] = (0.0, 5.0)
     shift_z: float = 4.0
 
     def __post_init__(self) -> None:
@@ -323,7 +325,8 @@ def _measured(settings: BanditSettings, state: BanditState, sample: Sample) -> t
     declines = state.declines + 1 if falling else 0
     revert = declines >= settings.revert_after
     state = replace(state, measurement=None, gains=gains, declines=0 if revert else declines)
-    return state, Decision(keep=not falling, revert=revert, reward=reward)
+    # An update at work beside serving has moved the weights that would be kept: nobody has measured those.
+    return state, Decision(keep=not falling and state.pending is None, revert=revert, reward=reward)
 
 
 def reward_of(settings: BanditSettings, state: BanditState, window: Measurement) -> float:
@@ -368,25 +371,24 @@ def _choose(settings: BanditSettings, state: BanditState, event: Answered, block
             return Action.SKIP, reason
     if settings.policy == "always":
         return max(ready, key=lambda action: action is Action.FULL), "always"
+    best = max(ready, key=lambda action: state.gains.get(action, -math.inf))
+    tries = [(action, "unmeasured") for action in ready if action not in state.gains]
     if state.events < settings.cold_start and event.draws[0] < epsilon_at(settings, state.events):
-        return _affordable(settings, state, ready[int(event.draws[1] * len(ready))], "explore")
-    unmeasured = [action for action in ready if action not in state.gains]
-    if unmeasured:
-        return _affordable(settings, state, unmeasured[0], "unmeasured")
-    best = max(ready, key=lambda action: state.gains[action])
-    if state.gains[best] > 0:
-        return best, "gain"
+        tries.insert(0, (ready[int(event.draws[1] * len(ready))], "explore"))
     if state.since_event >= settings.horizon:
-        return _affordable(settings, state, best, "recheck")
-    return Action.SKIP, "no gain"
+        tries.append((best, "recheck"))
+    for action, reason in tries:
+        if _affordable(settings, state, action):
+            return action, reason
+    if state.gains.get(best, 0.0) > 0:
+        return best, "gain"
+    return Action.SKIP, "budget" if tries else "no gain"
 
 
-def _affordable(settings: BanditSettings, state: BanditState, action: Action, reason: str) -> tuple[Action, str]:
-    # Without a predicted gain an update is an expense; a first one costs nobody knows what, and is tried.
-    expected = state.costs.get(action)
-    if expected is None or state.spent + expected <= settings.explore_share * state.served:
-        return action, reason
-    return Action.SKIP, "budget"
+def _affordable(settings: BanditSettings, state: BanditState, action: Action) -> bool:
+    """Without a predicted gain an update is an expense; a first one of unknown cost is estimated."""
+    unknown = settings.first_cost[action is Action.FULL] * state.served / max(1, state.queries)
+    return state.spent + state.costs.get(action, unknown) <= settings.explore_share * state.served
 
 
 def epsilon_at(settings: BanditSettings, events: int) -> float:

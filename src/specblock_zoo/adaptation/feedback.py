@@ -8,7 +8,8 @@ from torch import Tensor
 
 from specblock_zoo.adaptation.buffers import HeadRows, TextRows, TopRows, top_rows
 from specblock_zoo.errors import ConfigurationError
-from specblock_zoo.inference.grow import Pairs
+from specblock_zoo.functional.tree import LOOKUP_BLOCK
+from specblock_zoo.inference.cache import Pairs
 from specblock_zoo.inference.text import Text
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.structures import DraftBlock, DraftTree, Verdict
@@ -51,7 +52,10 @@ class Feedback:
 
 @dataclass(frozen=True)
 class _Round:
-    """One judged round: the block's states and best tokens (if something was drafted), and what was committed."""
+    """One judged round: the block's states and best tokens (if something was drafted), and what was committed.
+
+    `accepted`: drafted tokens among it; what only the text so far proposed teaches the drafter nothing.
+    """
 
     block: tuple[Tensor, Tensor] | None
     committed: tuple[int, ...]
@@ -105,7 +109,8 @@ class Recorder:
             visited = [0, *(node + 1 for node in verdict.accepted_nodes)][: len(verdict.committed_tokens)]
             index = torch.tensor(visited, device=logits.device)
             row.scores.append(logits.index_select(0, index).index_select(1, self._draft_tokens))
-            row.rounds.append(_Round(row.block, verdict.committed_tokens, len(verdict.accepted_nodes)))
+            drafted = int((tree.blocks[list(verdict.accepted_nodes)] != LOOKUP_BLOCK).sum())
+            row.rounds.append(_Round(row.block, verdict.committed_tokens, drafted))
             row.block = None
             if len(row.scores) == ROUNDS_AT_ONCE:
                 row.fold(self._settings.top)

@@ -1,5 +1,6 @@
 """Everything an adapting drafter knows, to and from disk."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,11 @@ from specblock_zoo.adaptation.storage import (
     flat_optimizer,
     load_flat_optimizer,
     new_version,
-    read_file,
     write_tensors,
 )
+from specblock_zoo.adaptation.updater import Updater
 from specblock_zoo.errors import WeightsMismatchError
-from specblock_zoo.models.folders import check_shapes, read_tensors
+from specblock_zoo.models.folders import check_shapes, read_file, read_tensors
 
 if TYPE_CHECKING:
     from specblock_zoo.adaptation.session import AdaptiveDrafter
@@ -35,22 +36,34 @@ class Saved(BaseModel):
     updates: int
 
 
-def save(adaptive: "AdaptiveDrafter", folder: Path) -> None:
-    """Writes a version of the state; `drafter` in it is a drafter's folder like any other.
+@dataclass(frozen=True)
+class Captured:
+    """What serving goes on changing, as it was at one moment; the buffers' tensors are never written to again."""
+
+    buffers: dict[str, dict[str, Tensor]]
+    saved: Saved
+
+
+def captured(adaptive: "AdaptiveDrafter") -> Captured:
+    """Takes no time to speak of, so that the caller may hold the session's lock."""
+    saved = Saved(bandit=adaptive.bandit, trigger=adaptive.trigger, updates=adaptive.updater.updates)
+    return Captured({name: getattr(adaptive, name).state() for name in BUFFERS}, saved)
+
+
+def save(updater: Updater, now: Captured, folder: Path) -> None:
+    """Writes a version of the state; `drafter` in it is a drafter's folder like any other. No job may train meanwhile.
 
     Raises:
-        OSError: the disk is full or cannot be written; the version before stays current.
+        OSError, ConfigurationError: as `storage.new_version`; the version before stays current.
     """
-    updater = adaptive.updater
     with new_version(folder) as scratch:
         updater.shadow.save_pretrained(scratch / DRAFTER)
         write_tensors(scratch / GOOD, dict(updater.good.named_parameters()))
         optimizers = [flat_optimizer(optimizer, action) for action, optimizer in updater.optimizers.items()]
         write_tensors(scratch / OPTIMIZER, {name: tensor for each in optimizers for name, tensor in each.items()})
         for name, file in BUFFERS.items():
-            write_tensors(scratch / file, getattr(adaptive, name).state())
-        saved = Saved(bandit=adaptive.bandit, trigger=adaptive.trigger, updates=updater.updates)
-        (scratch / STATE).write_text(saved.model_dump_json())
+            write_tensors(scratch / file, now.buffers[name])
+        (scratch / STATE).write_text(now.saved.model_dump_json())
 
 
 def restore(adaptive: "AdaptiveDrafter", folder: Path) -> None:
@@ -61,14 +74,14 @@ def restore(adaptive: "AdaptiveDrafter", folder: Path) -> None:
         WeightsMismatchError: it is another drafter's, or not whole.
     """
     version, updater = current_version(folder), adaptive.updater
-    weights, good = read_tensors(version / DRAFTER), read_file(version / GOOD)
-    check_shapes(shapes(updater.shadow.state_dict()), shapes(weights), version / DRAFTER)
-    check_shapes(shapes(dict(updater.good.named_parameters())), shapes(good), version / GOOD)
-    optimizer, buffers = read_file(version / OPTIMIZER), {n: read_file(version / f) for n, f in BUFFERS.items()}
     try:
+        weights, good = read_tensors(version / DRAFTER), read_file(version / GOOD)
+        optimizer, buffers = read_file(version / OPTIMIZER), {n: read_file(version / f) for n, f in BUFFERS.items()}
         saved = Saved.model_validate_json((version / STATE).read_bytes())
     except (ValidationError, OSError) as cause:
-        raise WeightsMismatchError(f"{version / STATE} is not a saved state ({cause}).", "Use another save.") from cause
+        raise WeightsMismatchError(f"{version} is not a saved state ({cause}).", "Use another save.") from cause
+    check_shapes(shapes(updater.shadow.state_dict()), shapes(weights), version / DRAFTER)
+    check_shapes(shapes(dict(updater.good.named_parameters())), shapes(good), version / GOOD)
     updater.shadow.load_state_dict(weights)
     updater.good.load_state_dict(good, strict=False)
     for action, each in updater.optimizers.items():

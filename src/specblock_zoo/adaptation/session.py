@@ -31,7 +31,7 @@ from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.structures import BranchOutput, ContextOutput
 
 LOG = logging.getLogger(__name__)
-UPDATE, KEEP, REVERT, BY_HAND = "update", "keep", "revert", "by hand"
+UPDATE, KEEP, REVERT, SAVE, BY_HAND = "update", "keep", "revert", "save", "by hand"
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class AdaptiveDrafter(Drafter):
         self.bandit = BanditState()
         self.trigger = 0
         self.last_report = Report(Decision())
+        self._save_is_due = False
         self._lock = threading.RLock()
 
     @property
@@ -163,9 +164,9 @@ class AdaptiveDrafter(Drafter):
         """Saves weights, optimizer, buffers and bandit; whole, or the save before stays current.
 
         Raises:
-            OSError: the disk is full or cannot be written.
+            OSError, ConfigurationError: the disk is full or cannot be written.
         """
-        self._between_jobs(partial(saving.save, self, Path(folder)))
+        self._between_jobs(partial(self._save, Path(folder)))
 
     def restore(self, folder: str | Path) -> None:
         """Goes on from what `save` wrote.
@@ -174,29 +175,41 @@ class AdaptiveDrafter(Drafter):
             ConfigurationError: nothing was saved there.
             WeightsMismatchError: it is another drafter's, or not whole.
         """
-        self._between_jobs(partial(saving.restore, self, Path(folder)))
-        with self._lock:
-            self._swap(self.updater.modules())
+        self._between_jobs(partial(self._restore, Path(folder)))
 
     def close(self) -> None:
         """Finishes what is under way and ends the worker."""
         self._settle()
         self._deployment.close()
 
+    def _save(self, folder: Path) -> None:
+        # Captured under the lock, written without it: no query waits for a disk.
+        with self._lock:
+            now = saving.captured(self)
+        saving.save(self.updater, now, folder)
+
+    def _restore(self, folder: Path) -> None:
+        with self._lock:
+            saving.restore(self, folder)
+            self._swap(self.updater.modules())
+
     def _settle(self) -> None:
         self._deployment.drain()
-        with self._lock:
-            self._collect()
+        self._collect_and_save()
+        self._deployment.drain()
 
     def _between_jobs(self, work: Callable[[], None]) -> None:
-        """Runs `work` while no job trains, once what the jobs before it gave is served; raises what it raises."""
+        """Runs `work` without the lock while no job trains, once what the jobs before it gave is served.
+
+        Raises what it raises.
+        """
         raised: list[Exception] = []
 
         def job() -> None:
             try:
                 with self._lock:
                     self._collect()
-                    work()
+                work()
             except Exception as error:
                 raised.append(error)
 
@@ -220,8 +233,7 @@ class AdaptiveDrafter(Drafter):
         # Without the lock, so that other queries start and end meanwhile.
         for name, job in jobs:
             self._deployment.submit(name, job)
-        with self._lock:
-            self._collect()
+        self._collect_and_save()
 
     def _answered(self, feedback: Sequence[Feedback], stats: DecodeStats, seconds: float) -> Decision:
         for each in feedback if not self.bandit.frozen else ():
@@ -249,6 +261,16 @@ class AdaptiveDrafter(Drafter):
             jobs.append((UPDATE, partial(self.updater.update, decision.action, data)))
         return jobs
 
+    def _collect_and_save(self) -> None:
+        """Serves what jobs have finished, and has the state saved if an update is among it; without the lock."""
+        with self._lock:
+            self._collect()
+            due, self._save_is_due = self._save_is_due, False
+        if due and self.settings.folder is not None:
+            self._deployment.submit(SAVE, partial(self._save_quietly, Path(self.settings.folder)))
+            with self._lock:
+                self._collect()
+
     def _collect(self) -> None:
         """Serves what jobs have finished; under the lock."""
         for outcome in self._deployment.poll():
@@ -274,8 +296,7 @@ class AdaptiveDrafter(Drafter):
             self._tell(bandit.RolledBack())
         report = self.last_report
         self.last_report = replace(report, update_seconds=report.update_seconds + spent, synced=synced or report.synced)
-        if synced is not None and self.settings.folder is not None:
-            self._save_quietly(Path(self.settings.folder))
+        self._save_is_due |= synced is not None
 
     def _swap(self, modules: dict[str, nn.Module]) -> None:
         before = self.serving
@@ -286,7 +307,7 @@ class AdaptiveDrafter(Drafter):
 
     def _save_quietly(self, folder: Path) -> None:
         try:
-            saving.save(self, folder)
+            self._save(folder)
         except Exception:
             LOG.exception("the state could not be saved in %s; the save before stays, and serving goes on", folder)
 

@@ -36,7 +36,7 @@ class AdaptationConfig:
     update: UpdateSettings = field(default_factory=UpdateSettings)
     capture: CaptureSettings = field(default_factory=CaptureSettings)
     head_capacity: int = 2048
-    head_needed: int = 256
+    head_needed: int = 128
     text_capacity: int = 8192
     text_needed: int = 256
     deployment: Literal["inline", "worker"] = "inline"

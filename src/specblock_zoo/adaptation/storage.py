@@ -1,6 +1,5 @@
 """The state of an adapting drafter on disk: whole versions, and a pointer that moves in one step."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -9,10 +8,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
+from specblock_zoo.data.files import replacing
+from specblock_zoo.errors import ConfigurationError
 
 POINTER = "CURRENT"
 VERSION, SCRATCH = "version-", ".writing-"
@@ -26,6 +26,7 @@ def new_version(folder: Path) -> Iterator[Path]:
 
     Raises:
         OSError: the disk is full, or the folder cannot be written; the version before stays current.
+        ConfigurationError: the disk was full at the very end, when the pointer moves; the same holds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     left_over = [*folder.glob(f"{SCRATCH}*"), *folder.glob(f"{VERSION}*")]
@@ -35,9 +36,8 @@ def new_version(folder: Path) -> Iterator[Path]:
         numbers = [int(path.name.removeprefix(VERSION)) for path in left_over if path.name.startswith(VERSION)]
         name = f"{VERSION}{1 + max(numbers, default=0)}"
         scratch.replace(folder / name)
-        pointer = folder / f"{SCRATCH}{POINTER}"
-        pointer.write_text(name)
-        os.replace(pointer, folder / POINTER)
+        with replacing(folder / POINTER) as pointer:
+            pointer.write_text(name)
     except SafetensorError as cause:
         # What safetensors makes of a full disk, in words only.
         raise OSError(f"{folder} could not be written: {cause}") from cause
@@ -66,19 +66,6 @@ def current_version(folder: Path) -> Path:
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors, on whatever device, as safetensors."""
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
-
-
-def read_file(file: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file.
-
-    Raises:
-        WeightsMismatchError: the file is absent or not whole.
-    """
-    try:
-        found: dict[str, Tensor] = load_file(file)
-    except (SafetensorError, OSError) as cause:
-        raise WeightsMismatchError(f"{file} cannot be read as safetensors ({cause}).", "Use another save.") from cause
-    return found
 
 
 def flat_optimizer(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:

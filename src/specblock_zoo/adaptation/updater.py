@@ -42,12 +42,12 @@ class UpdateSettings:
 
     beta: float = 0.1
     rank_weight: float = 1.0
-    head_learning_rate: float = 1e-4
-    full_learning_rate: float = 3e-5
+    head_learning_rate: float = 1e-3
+    full_learning_rate: float = 2e-4
     head_epochs: int = 2
     head_batch: int = 128
     full_epochs: int = 1
-    full_batch: int = 4
+    full_batch: int = 8
     clip: float = 1.0
     block_sampling: tuple[float, ...] | None = None
     seed: int = 0

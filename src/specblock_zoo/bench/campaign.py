@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,13 @@ class Plan:
             for task in self.tasks
         )
 
+    @property
+    def turns(self) -> Iterator[tuple[Item, int, str]]:
+        """Every item, its number among those of its task, temperature and seed, and the name of these."""
+        together = len(self.items) // self.settings.prompts
+        for index, item in enumerate(self.items):
+            yield item, index // together, f"{item.task} {item.temperature} {item.seed}"
+
 
 def plan(settings: BenchSettings) -> Plan:
     """Checks everything that needs no model.
@@ -97,7 +104,10 @@ def load(planned: Plan, loaders: Loaders) -> Workbench:
 
 
 def describe_run(planned: Plan, bench: Workbench, command: str) -> Run:
-    """What this run is; drafters are told apart by weights and configuration. To be called before prepacking."""
+    """What this run is; drafters are told apart by weights and configuration, assistants by weights.
+
+    To be called before prepacking.
+    """
     settings = planned.settings
     target = identify(settings.target, bench.model, bench.tokenizer)
     facts = ("target", "temperatures", "seeds", "prompts", "max_new_tokens", "dtype", "threads", "packed")
@@ -109,6 +119,7 @@ def describe_run(planned: Plan, bench: Workbench, command: str) -> Run:
     identity |= {f"task {task.name}": hash_prompts(task) for task in planned.tasks}
     identity |= {f"drafter {name}": hash_weights(drafter) for name, drafter in bench.drafters.items()}
     identity |= {f"drafter {name} configuration": hash_config(each.config) for name, each in bench.drafters.items()}
+    identity |= {f"assistant {name}": hash_weights(assistant) for name, assistant in bench.assistants.items()}
     return Run(
         version=RUN_VERSION,
         sha256=hash_identity(identity),
@@ -164,10 +175,10 @@ class Campaign:
 
     def remaining(self) -> list[tuple[Item, list[str]]]:
         """Items with the methods that have not answered them yet, in changing order (`turn_order`)."""
-        names = list(self.asks)
+        names, done = list(self.asks), self.folder.done
         due = (
-            (item, [name for name in turn_order(names, index) if (name, item.place) not in self.folder.done])
-            for index, item in enumerate(self.plan.items)
+            (item, [name for name in turn_order(names, turn, series) if (name, item.place) not in done])
+            for item, turn, series in self.plan.turns
         )
         return [(item, left) for item, left in due if left]
 

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from specblock_zoo.bench.records import (
     read_records,
     write_atomically,
 )
+from specblock_zoo.data.locks import writing
 from specblock_zoo.errors import BadRecordError, ConfigurationError
 
 RUN_FILE, RECORDS_FILE = "run.json", "records.jsonl"
@@ -134,6 +136,18 @@ class RunFolder:
     def save(self) -> None:
         """Writes `run.json` anew."""
         write_atomically(self.path / RUN_FILE, self.run.model_dump_json(indent=1) + "\n")
+
+
+@contextmanager
+def measuring_into(path: Path) -> Iterator[None]:
+    """Makes the folder of a run and holds it against others until the block ends; who is killed lets go.
+
+    Raises:
+        ConfigurationError: another process measures into it; the message names it.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with writing(path / RECORDS_FILE, hint="Wait until it is done, end it, or give another --out."):
+        yield
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

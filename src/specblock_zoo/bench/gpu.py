@@ -1,5 +1,6 @@
 """What a target's shapes cost on an accelerator, with random weights: forwards, decoding, a training step."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from specblock_zoo.bench.ask import Question
@@ -15,8 +17,9 @@ from specblock_zoo.bench.host import peak_memory_mib
 from specblock_zoo.bench.oracle import PAPER_ALPHA, OracleDrafter, known_text, make_cyclic
 from specblock_zoo.bench.timing import Timed, interleave, summarize
 from specblock_zoo.functional.vocab import target_to_draft
-from specblock_zoo.inference.cache import DrafterCache
-from specblock_zoo.inference.grow import Limits, Pairs, grow_tree, refresh
+from specblock_zoo.inference.cache import Pairs
+from specblock_zoo.inference.capture import can_capture, context_of, optimize_for_gpu
+from specblock_zoo.inference.grow import Limits, grow_tree, refresh
 from specblock_zoo.inference.measure import ANY_DEPTH, FRESH_PAIRS, Workbench
 from specblock_zoo.inference.modes import form_of
 from specblock_zoo.models.base import Drafter
@@ -28,6 +31,8 @@ from specblock_zoo.training.rollout import RolloutSettings
 from specblock_zoo.training.teachers import Teacher
 
 TEACHER_SCALE = 20.0
+GRAPH_WARM_UP = 3
+"""Runs until a graph is replayed: one compiles, one is watched, one is captured."""
 OPTIONS: dict[str, dict[str, Any]] = {
     # The deployed settings of the paper; without a curve, so that the tree is the one they say.
     "specblock": {"num_hidden_layers": 2, "num_blocks": 2, "max_nodes": 60, "cost_curve": "off"},
@@ -145,7 +150,7 @@ class DraftRound:
     """One round's draft, again and again: refresh with a few fresh pairs, then all blocks of the tree."""
 
     def __init__(self, drafter: Drafter, bench: Bench) -> None:
-        self.drafter, self.cache, self.context = drafter, DrafterCache(), bench.context
+        self.drafter, self.cache, self.context = drafter, context_of(drafter), bench.context
         width = len(bench.taps) * bench.target.hidden_size
         features = torch.randn(1, bench.context, width, device=bench.device, dtype=bench.dtype)
         tokens = torch.arange(bench.context, device=bench.device)[None] % bench.draft_vocab
@@ -204,6 +209,48 @@ def decoding(bench: Bench) -> dict[str, Any]:
         "equal": {name: all(call.outcome == expected for call in calls) for name, calls in timed.items()},
         "drafted": {name: figures(each) for name, each in stats.items()},
         "alpha_asked_for": list(PAPER_ALPHA),
+        "peak_memory_mib": memory_mib(bench.device),
+    }
+
+
+@torch.no_grad()
+def captured(bench: Bench) -> dict[str, Any]:
+    """What captured graphs make of a round's draft and of decoding over a static cache; padded only where none can be.
+
+    `equal` says whether all texts are the known one; `cudagraph_skips` counts compiled graphs that were not captured.
+    """
+    model = bench.model()
+    make_cyclic(model, bench.draft_vocab)
+    plain, replayed = (bench.drafter("specblock", bench.dtype, oracle=True) for _ in range(2))
+    for drafter in (plain, replayed):
+        drafter.foretell()
+        drafter.attach(family_of(model.config).embedding_weight(model))
+    optimize_for_gpu(replayed, None if can_capture(bench.device) else {"disable": True})
+    ids = torch.tensor([known_text(0, bench.context, bench.draft_vocab)], device=bench.device)
+    expected = known_text(int(ids[0, -1]), bench.new_tokens, bench.draft_vocab)
+    room = {"cache_implementation": "static", "max_cache_len": bench.context + bench.new_tokens + max(bench.nodes) + 1}
+    rounds = {"plain": DraftRound(plain, bench), "captured": DraftRound(replayed, bench)}
+    texts: dict[str, Callable[[int], list[int]]] = {
+        "plain": lambda _: written(model, ids, bench.new_tokens, assistant_model=plain),
+        "captured": lambda _: written(model, ids, bench.new_tokens, assistant_model=replayed, **room),
+    }
+    before = time.perf_counter()
+    for index in range(GRAPH_WARM_UP):
+        rounds["captured"].run(index)
+        texts["captured"](index)
+    seconds = time.perf_counter() - before
+    drafts = medians({name: round_.run for name, round_ in rounds.items()}, bench.repeats)
+    timed = interleave(texts, range(bench.repeats), warm_up=0)
+    speeds = {name: summarize([bench.new_tokens / call.seconds for call in calls]) for name, calls in timed.items()}
+    return {
+        "captured": can_capture(bench.device),
+        "warm_up_seconds": round(seconds, 1),
+        "draft_milliseconds": drafts,
+        "tokens_per_s": {name: round(each.median, 2) for name, each in speeds.items()},
+        "equal": {name: all(call.outcome == expected for call in calls) for name, calls in timed.items()},
+        "drafted": {"plain": figures(plain.last_stats), "captured": figures(replayed.last_stats)},
+        "graphs": counters["stats"]["unique_graphs"],
+        "cudagraph_skips": counters["inductor"]["cudagraph_skips"],
         "peak_memory_mib": memory_mib(bench.device),
     }
 
@@ -290,6 +337,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "forwards": forwards,
     "decoding": decoding,
     "training": training,
+    "captured": captured,
 }
 
 

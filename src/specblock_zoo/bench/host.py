@@ -87,3 +87,9 @@ def peak_memory_mib() -> float:
     """Largest resident size of this process so far, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def status_mib(field: str) -> float:
+    """A field of this process's memory, in MiB (Linux). Unlike `ru_maxrss` it does not start at the parent's peak."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return float(lines[field].split()[0]) / 1024

@@ -35,7 +35,7 @@ class Workbench:
         load_drafter: name, target, tokenizer -> a drafter that is known to belong to that target.
         packed: prepack the weights of whatever is loaded.
         longest: tokens of the longest prompt and its answer.
-        drafters: those loaded so far, by name.
+        drafters, assistants: those loaded so far, by name.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Workbench:
     packed: bool
     longest: int = 0
     drafters: dict[str, Drafter] = dataclasses.field(default_factory=dict)
+    assistants: dict[str, PreTrainedModel] = dataclasses.field(default_factory=dict)
 
     def drafter(self, name: str) -> Drafter:
         """A drafter, loaded once however many methods use it."""
@@ -53,10 +54,16 @@ class Workbench:
             self.drafters[name] = self.load_drafter(name, self.model, self.tokenizer)
         return self.drafters[name]
 
+    def assistant(self, name: str) -> PreTrainedModel:
+        """A smaller language model in the target's dtype, loaded once however many methods use it."""
+        if name not in self.assistants:
+            self.assistants[name], _ = self.load_target(name, self.model.dtype)
+        return self.assistants[name]
+
     def pack(self) -> None:
-        """Prepacks the target and the drafters loaded so far; all methods then run on such weights."""
+        """Prepacks the target and whatever drafts that was loaded so far; all methods then run on such weights."""
         if self.packed:
-            for network in (self.model, *self.drafters.values()):
+            for network in (self.model, *self.drafters.values(), *self.assistants.values()):
                 optimize_for_cpu(network)
 
 
@@ -133,19 +140,20 @@ class Assistant(MethodSpec):
     tokens: PositiveCount = 5
     confidence: Share = 0.0
 
-    def build(self, bench: Workbench) -> Ask:
-        assistant, _ = bench.load_target(self.model, bench.model.dtype)
-        expected, found = bench.model.config.vocab_size, assistant.config.vocab_size
+    def load(self, bench: Workbench) -> None:
+        expected, found = bench.model.config.vocab_size, bench.assistant(self.model).config.vocab_size
         if found != expected:
             raise TargetMismatchError(
                 f"The assistant {self.model!r} has a vocabulary of {found} tokens; the target has {expected}.",
                 "Take an assistant that shares the target's tokenizer.",
             )
-        settings: Any = assistant.generation_config
+
+    def build(self, bench: Workbench) -> Ask:
+        assistant = copy.copy(bench.assistant(self.model))
+        settings: Any = copy.deepcopy(assistant.generation_config)
         settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = self.tokens, "constant"
         settings.assistant_confidence_threshold = self.confidence
-        if bench.packed:
-            optimize_for_cpu(assistant)
+        assistant.generation_config = settings
         return partial(ask_plainly, bench.model, assistant=assistant)
 
 

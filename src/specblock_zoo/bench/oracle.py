@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specblock_zoo.functional.buckets import NUM_BUCKETS
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.structures import BranchMemory, BranchOutput, ContextOutput, DraftBlock
 from specblock_zoo.targets.registry import family_of
@@ -92,6 +93,6 @@ class OracleDrafter(SpecBlockDrafter):
         others = block.logits.float().logsumexp(-1, keepdim=True).to(block.logits.dtype)
         logits = block.logits.scatter(-1, right[..., None], others - 30.0)
         logits = logits.scatter(-1, best, others + BEST_LEAD).scatter(-1, runner_up, others + SECOND_LEAD)
-        rank_logits = torch.zeros_like(block.rank_logits)
+        rank_logits = logits.new_zeros(*logits.shape[:2], NUM_BUCKETS)
         rank_logits[..., 0] = 1.0
         return DraftBlock(block.hidden, logits, rank_logits)

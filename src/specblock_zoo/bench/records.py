@@ -44,6 +44,9 @@ class Work(Record):
         other_ms: the rest of the rounds; of what transformers decodes, the rest of the answer.
         drafter_calls: drafter forwards, refreshes included.
         nodes: drafted tokens that the target judged.
+        lookup_nodes, lookup_accepted: those that a drafter's round found in the text so far alone, and how many of them
+            were kept.
+        undrafted_rounds: rounds judged without a drafter forward.
     """
 
     rounds: Count
@@ -61,6 +64,9 @@ class Work(Record):
     other_ms: Milliseconds
     drafter_calls: Count
     nodes: Count
+    lookup_nodes: Count = 0
+    lookup_accepted: Count = 0
+    undrafted_rounds: Count = 0
 
     @property
     def round_ms(self) -> float:

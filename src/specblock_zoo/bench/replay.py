@@ -144,11 +144,14 @@ class Replay:
     def run(self, every: Sequence[Arrival], advance: Callable[[], None] = lambda: None) -> list[QueryRecord]:
         """Answers what is left of a stream under every policy in turn; goes on where an earlier run stopped.
 
+        Nothing is timed before every policy has answered the first of these prompts once, untold.
+
         Raises:
             ConfigurationError: the folder holds something else; the message names every fact that differs.
         """
         done = self._resume(every)
         self._note(every[:done])
+        self._warm_up(every[done:])
         with (self.out / RECORDS).open("a", encoding="utf-8") as file:
             for arrival in every[done:]:
                 for policy in turn_order(list(self.drafters), arrival.number):
@@ -159,6 +162,11 @@ class Replay:
                 if (arrival.number + 1) % self.save_every == 0:
                     self._save(every[: arrival.number + 1])
         return list(parse_lines(self.out / RECORDS, QueryRecord))
+
+    def _warm_up(self, left: Sequence[Arrival]) -> None:
+        """Each policy's first query would be timed cold. An adapting drafter warms up unseen by its bandit."""
+        for drafter in self.drafters.values() if left else ():
+            self.ask(drafter.serving if isinstance(drafter, AdaptiveDrafter) else drafter, left[0].prompt)
 
     def _answer(self, policy: str, arrival: Arrival) -> QueryRecord:
         drafter = self.drafters[policy]

@@ -39,5 +39,6 @@ def plot_replay(records: Sequence[QueryRecord], file: Path) -> None:
     lengths.set_ylabel(f"tau, last {WINDOW} queries")
     lengths.legend()
     actions.set_yticks(range(len(policies)), policies)
+    actions.set_ylim(-0.5, len(policies) - 0.5)
     actions.set_xlabel("query (circles: head updates, squares: full updates)")
     figure.savefig(file)

@@ -83,11 +83,24 @@ def time_call(case: Callable[[Item], Outcome], item: Item) -> Timed[Outcome]:
     return Timed(outcome, stopwatch() - start)
 
 
-def turn_order(names: Sequence[str], turn: int) -> list[str]:
-    """Who answers when: in each cycle of turns every name goes first once, and each cycle has neighbours of its own."""
-    cycle, start = divmod(turn, len(names))
-    order = random.Random(cycle).sample(list(names), len(names))
-    return [*order[start:], *order[:start]]
+def turn_order(names: Sequence[str], turn: int, series: str = "") -> list[str]:
+    """Who answers when: who goes first, and who has just left the caches warm for whom, is evened out.
+
+    Every cycle of n turns is a Latin square, so each of the n names has each place once. For an even n each comes right
+    after each other once in a cycle as well, for an odd n twice in two cycles (Williams 1949). Then the names are dealt
+    anew. The same arguments give the same order, whatever was asked before.
+
+    Args:
+        turn: of the series, from 0.
+        series: what is evened out by itself, such as one task at one temperature.
+    """
+    count = len(names)
+    cycle, row = divmod(turn, count)
+    design, mirrored = divmod(cycle, 1 + count % 2)
+    dealt = random.Random(f"{series} {design}").sample(list(names), count)
+    zigzag = [(place + 1) // 2 if place % 2 else -place // 2 for place in range(count)]
+    order = [dealt[(row + step) % count] for step in zigzag]
+    return order[::-1] if mirrored else order
 
 
 def interleave(

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from pydantic import Field
 
 from specblock_zoo.bench.records import Count, Milliseconds, PositiveCount, Record, Share
-from specblock_zoo.functional.tree import ROOT
+from specblock_zoo.functional.tree import LOOKUP_BLOCK, ROOT
 from specblock_zoo.inference.stats import DecodeStats
 from specblock_zoo.structures import DraftTree, Round, Verdict
 
@@ -45,7 +45,7 @@ class TracedNode(Record):
         id, text: the token, alone.
         parent: index of the parent node, -1 for children of the root.
         depth: distance from the root, >= 1.
-        block, slot: which drafter forward proposed it, and where in it.
+        block, slot: which drafter forward proposed it, and where in it; block -1: copied from the text so far alone.
         bucket: predicted rank of the target's token there: 0 = 1, 1 = 2-4, 2 = 5-10, 3 = beyond.
         prob: draft probability given the parent.
         path_prob: product of these along the path.
@@ -56,7 +56,7 @@ class TracedNode(Record):
     text: str
     parent: Annotated[int, Field(ge=ROOT)]
     depth: PositiveCount
-    block: Count
+    block: Annotated[int, Field(ge=LOOKUP_BLOCK)]
     slot: Count
     bucket: Annotated[int, Field(ge=0, le=3)]
     prob: Share

@@ -136,6 +136,9 @@ def work_of_stats(stats: DecodeStats, confusion: Mapping[str, int]) -> Work:
         other_ms=max(0.0, stats.other_ms - commit_ms),
         drafter_calls=stats.drafter_calls,
         nodes=stats.nodes,
+        lookup_nodes=stats.lookup_nodes,
+        lookup_accepted=stats.lookup_accepted,
+        undrafted_rounds=stats.undrafted_rounds,
     )
 
 

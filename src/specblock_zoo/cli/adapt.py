@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from specblock_zoo.adaptation.policies import POLICIES, check_policies, drafter_of
 from specblock_zoo.adaptation.session import AdaptiveDrafter, checked
 from specblock_zoo.adaptation.settings import AdaptationConfig
+from specblock_zoo.bench.records import write_atomically
 from specblock_zoo.bench.replay import Replay, Stream, arrivals, asker
 from specblock_zoo.bench.replay_plot import check_plotting, plot_replay
 from specblock_zoo.bench.replay_summary import summarize_replay
@@ -104,7 +105,7 @@ def adapt(
         if isinstance(each, AdaptiveDrafter):
             each.close()
     summary = summarize_replay(records)
-    (run.out / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+    write_atomically(run.out / SUMMARY, json.dumps(summary, indent=2) + "\n")
     plot_replay(records, run.out / PLOT)
     Console().print(as_table(stream.name, summary[stream.name]))
 

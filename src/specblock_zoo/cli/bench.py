@@ -11,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.bench import markdown
 from specblock_zoo.bench.campaign import Campaign, Loaders, describe_run, load, plan
-from specblock_zoo.bench.folder import RECORDS_FILE, RunFolder, read_folder
+from specblock_zoo.bench.folder import RECORDS_FILE, RunFolder, measuring_into, read_folder
 from specblock_zoo.bench.host import public_command
 from specblock_zoo.bench.plots import draw_all
 from specblock_zoo.bench.records import write_atomically, write_records, write_results
@@ -41,7 +41,7 @@ def run(settings: BenchSettings) -> None:
     planned = plan(settings)
     if settings.out is None:
         raise ConfigurationError("No folder is named.", "Add --out DIR.")
-    with thread_limit(settings.threads):
+    with thread_limit(settings.threads), measuring_into(Path(settings.out)):
         with console.status(f"loading {settings.target} and its drafters"):
             bench = load(planned, Loaders(load_target, checked_drafter))
             described = describe_run(planned, bench, public_command(sys.argv))

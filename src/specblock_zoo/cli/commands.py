@@ -12,6 +12,7 @@ from specblock_zoo.cli.bench import BENCH_COMMANDS
 from specblock_zoo.cli.convert import convert, export
 from specblock_zoo.cli.demo import demo
 from specblock_zoo.cli.generate import generate
+from specblock_zoo.cli.overlap import overlap
 from specblock_zoo.cli.plan import add_plan_options, plan
 from specblock_zoo.cli.serve import serve
 from specblock_zoo.cli.trace import trace
@@ -53,6 +54,7 @@ COMMANDS: dict[str, Function | Group] = {
     "answers": answers,
     "cache": cache,
     "cache_verify": cache_verify,
+    "overlap": overlap,
     "plan": plan,
     "generate": generate,
     "trace": trace,

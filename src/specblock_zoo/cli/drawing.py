@@ -9,6 +9,7 @@ from rich.progress import Progress
 from rich.text import Text
 from rich.tree import Tree
 
+from specblock_zoo.functional.tree import LOOKUP_BLOCK
 from specblock_zoo.structures import Round
 
 ACCEPTED, BONUS, REJECTED, ROOT_STYLE = "bold green", "bold red", "dim", "bold"
@@ -19,7 +20,8 @@ def draw_round(drawn: Round, root_token: int, decode: Callable[[int], str]) -> T
     """The draft tree of a round.
 
     Args:
-        drawn: the round; each node shows its draft probability given its parent.
+        drawn: the round; each node shows its draft probability given its parent, and whether only the text so far
+            proposed it.
         root_token: last committed token before the round.
         decode: token id -> text.
     Returns:
@@ -27,12 +29,13 @@ def draw_round(drawn: Round, root_token: int, decode: Callable[[int], str]) -> T
     """
     tree, verdict = drawn.tree, drawn.verdict
     log_probs = tree.log_probs.tolist()
-    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    tokens, parents, blocks = tree.tokens.tolist(), tree.parents.tolist(), tree.blocks.tolist()
     branches = {ROOT: Tree(_label(decode(root_token), ROOT_STYLE, "root"))}
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         probability = math.exp(log_probs[node] - (log_probs[parent] if parent != ROOT else 0.0))
         style = ACCEPTED if node in verdict.accepted_nodes else REJECTED
-        branches[node] = branches[parent].add(_label(decode(token), style, f"{probability:.2f}"))
+        note = f"{probability:.2f}" + (", copied" if blocks[node] == LOOKUP_BLOCK else "")
+        branches[node] = branches[parent].add(_label(decode(token), style, note))
     if len(verdict.committed_tokens) > len(verdict.accepted_nodes):
         last = verdict.accepted_nodes[-1] if verdict.accepted_nodes else ROOT
         branches[last].add(_label(decode(verdict.committed_tokens[-1]), BONUS, "bonus: the target's own"))

@@ -133,7 +133,8 @@ def generate(
         return
     stats: DecodeStats = drafter.last_stats
     if stats.rounds:
-        print(f"[{stats.committed} tokens in {stats.rounds} rounds, tau {stats.tau:.2f}]", file=sys.stderr)
+        copied = f", {stats.lookup_accepted} copied from the text" if stats.lookup_accepted else ""
+        print(f"[{stats.committed} tokens in {stats.rounds} rounds, tau {stats.tau:.2f}{copied}]", file=sys.stderr)
     if settings.show_tree:
         show(stats, answer, tokenizer)
     if settings.compare:

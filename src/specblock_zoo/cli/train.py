@@ -7,6 +7,7 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.cli.commands import COMMANDS, add_command, call
@@ -46,6 +47,16 @@ class SpecBlockCLI(LightningCLI):
         # Lightning reads hyperparameters from the checkpoint next.
         check_checkpoint(options.get("ckpt_path"))
 
+    def _parse_ckpt_path(self) -> None:
+        """Lets the checkpoint's settings of the model take the place of the command line's, and says so."""
+        name = self.config.subcommand
+        given = leaves(self.config[name].get("model"))
+        super()._parse_ckpt_path()
+        kept = leaves(self.config[name].get("model"))
+        if given != kept:
+            unsaid = leaves(self._subcommand_parsers[name].get_defaults().get("model"))
+            note_kept({key: value for key, value in given.items() if value != unsaid.get(key)}, kept, given)
+
     def _set_seed(self) -> None:
         if self.subcommand not in COMMANDS:
             super()._set_seed()
@@ -77,6 +88,43 @@ def check_checkpoint(path: Any) -> None:
             f"{path} has {Path(path).stat().st_size} bytes and is no whole checkpoint.",
             "It was cut short or is another file: resume from the checkpoint before it.",
         )
+
+
+def leaves(value: Any, name: str = "model") -> dict[str, Any]:
+    """The parsed options below `name`, each by its flag, dictionaries taken apart; what is unset is left out."""
+    inner = vars(value) if isinstance(value, Namespace) else value
+    if not isinstance(inner, dict):
+        return {} if inner is None else {name: list(inner) if isinstance(inner, tuple) else inner}
+    found: dict[str, Any] = {}
+    for key, each in inner.items():
+        found |= leaves(each, f"{name}.{key}")
+    return found
+
+
+def note_kept(asked: dict[str, Any], kept: dict[str, Any], given: dict[str, Any]) -> None:
+    """Says with which settings a checkpoint's run goes on, where they are not the command line's.
+
+    Args:
+        asked: what was asked for on the command line or in a configuration.
+        kept: what the checkpoint has.
+        given: what was asked for, and the defaults.
+
+    Raises:
+        ConfigurationError: what was asked for would be passed over.
+    """
+    passed_over = [
+        f"--{key} is {value!r}, the checkpoint's is {kept.get(key)!r}"
+        for key, value in asked.items()
+        if kept.get(key) != value
+    ]
+    if passed_over:
+        raise ConfigurationError(
+            f"A checkpoint's run goes on with the settings it was started with, but {'; '.join(passed_over)}.",
+            "Give the checkpoint's values or none, or start a new run: --model.initialise takes a drafter's folder.",
+        )
+    for key in sorted(kept.keys() | given.keys()):
+        if kept.get(key) != given.get(key):
+            rank_zero_info(f"--{key} is the checkpoint's, {kept.get(key)!r}; the default is {given.get(key)!r}")
 
 
 def run(argv: list[str] | None = None) -> None:

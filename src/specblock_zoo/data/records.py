@@ -111,10 +111,15 @@ def parse_record(line: bytes | str, where: str) -> AnswerRecord:
     Raises:
         BadRecordError: not a JSON object, no id, or neither form of the text.
     """
-    return _record(parse_object(line, where), where)
+    return parse_fields(parse_object(line, where), where)
 
 
-def _record(fields: Mapping[str, Any], where: str) -> AnswerRecord:
+def parse_fields(fields: Mapping[str, Any], where: str) -> AnswerRecord:
+    """One record from the fields of its line.
+
+    Raises:
+        BadRecordError: neither form of the text, or a fact of the wrong type.
+    """
     facts = _facts(fields, where)
     if "prompt_ids" in fields and "answer_ids" in fields:
         prompt_ids, answer_ids = (_token_ids(fields, key, where) for key in ("prompt_ids", "answer_ids"))
@@ -167,7 +172,7 @@ def read_records(paths: Sequence[Path], on_bad: Refusal = refuse) -> Iterator[An
     """All records of all files, in order; see `read_objects`, a record that cannot be used goes to `on_bad` as well."""
     for where, fields in read_objects(paths, on_bad):
         try:
-            record = _record(fields, where)
+            record = parse_fields(fields, where)
         except BadRecordError as error:
             on_bad(error)
             continue

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specblock_zoo.functional.sampling import draw
-from specblock_zoo.functional.tree import ROOT, path_to
+from specblock_zoo.functional.tree import LOOKUP_BLOCK, ROOT, path_to
 from specblock_zoo.structures import DraftTree, Verdict
 
 Choose = Callable[[int], tuple[int, bool]]
@@ -64,7 +64,7 @@ class AcceptanceCounts:
         committed: tokens committed in them.
         accepted: drafted tokens among these.
         offered: per (block, slot), rounds in which the walk reached a node with children proposed there. A merged node
-            counts where it was first proposed.
+            counts where it was first proposed; one that only the text so far proposed counts nowhere.
         hit: per (block, slot), those of them in which one of these children was the target's token.
         depth_offered, depth_hit: the same per depth, whatever block the children came from.
     """
@@ -106,8 +106,8 @@ def count_round(tree: DraftTree, verdict: Verdict) -> AcceptanceCounts:
     for token in verdict.committed_tokens:
         children = [node for node, parent in enumerate(parents) if parent in reached]
         reached = [node for node in children if tokens[node] == token]
-        offered |= {places[node] for node in children}
-        hit |= {places[node] for node in reached}
+        offered |= {places[node] for node in children if places[node][0] != LOOKUP_BLOCK}
+        hit |= {places[node] for node in reached if places[node][0] != LOOKUP_BLOCK}
         depths += bool(children)
     accepted = len(verdict.accepted_nodes)
     return AcceptanceCounts(

@@ -4,12 +4,26 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
+from specblock_zoo.structures import TreeSettings
+
 BUCKET_EDGES = (1, 4, 10)
 NUM_BUCKETS = len(BUCKET_EDGES) + 1
 SUMMARY_SIZE = 15
 SUMMARY_TOP = 10
 # A draft vocabulary smaller than the summary is padded with candidates this far (nats) below the best one.
 ABSENT_LOG_RATIO = -30.0
+
+
+def reads_buckets(settings: TreeSettings) -> bool:
+    """Whether trees of these settings depend on rank buckets; where not, nobody need predict any.
+
+    Chains do not, but record them, as the release's do.
+    """
+    if settings.chain or settings.independent_slots:
+        return not settings.independent_slots
+    # Widths of one alone still leave it to the bucket of a chain whether the next block grows from its end.
+    least = 1 if settings.num_blocks == 1 else 2
+    return len(set(settings.branching)) > 1 or settings.branching[0] < least
 
 
 def rank_to_bucket(target_rank: Int64[Tensor, "*rows"]) -> Int64[Tensor, "*rows"]:
@@ -47,6 +61,7 @@ def summary_of_best(best: Float[Tensor, "*rows top"]) -> Float32[Tensor, "*rows 
         best = torch.cat([best, absent], dim=-1)
     log_probs = best.log_softmax(-1)
     probs = log_probs.exp()
-    gaps = best[..., :1] - best[..., [1, 2, 4]]
+    # Slices, since a list of indices would be a transfer to the device.
+    gaps = best[..., :1] - torch.cat((best[..., 1:3], best[..., 4:5]), dim=-1)
     entropy = -(probs * log_probs).sum(-1, keepdim=True)
     return torch.cat([log_probs[..., :SUMMARY_TOP], gaps, probs[..., :1], entropy], dim=-1)

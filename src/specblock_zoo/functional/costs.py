@@ -10,8 +10,9 @@ number of blocks and the budget.
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import compress
 
 from specblock_zoo.functional.tree import ROOT, Growth, Node, Start, subtree
 from specblock_zoo.structures import DraftTree, Verdict
@@ -67,15 +68,17 @@ class RoundCosts:
         """A token without a drafter."""
         return self.verify.at(1)
 
-    def of(self, nodes: int, starts: Sequence[int], rows: int = 1) -> float:
+    def of(self, nodes: int, starts: Sequence[int], rows: int = 1, drafted: bool = True) -> float:
         """One row's share of a round.
 
         Args:
             nodes: of the tree, root not counted.
             starts: start nodes of each later block that was run.
             rows: sequences that the target's forward serves together.
+            drafted: whether the drafter was run at all.
         """
-        return self.verify_table(nodes, rows)[nodes] + self.first_block + sum(map(self.branch.at, starts))
+        drafting = self.first_block + sum(map(self.branch.at, starts)) if drafted else 0.0
+        return self.verify_table(nodes, rows)[nodes] + drafting
 
     def verify_table(self, most: int, rows: int = 1) -> tuple[float, ...]:
         """One row's share of the target forward over 0..most nodes."""
@@ -142,12 +145,19 @@ def _sigmoid(odds: float) -> float:
     return 1.0 / (1.0 + math.exp(-odds))
 
 
-def path_probabilities(nodes: Sequence[Node], calibration: Calibration) -> list[float]:
-    """Calibrated probability that the target's text runs through each node; never above the parent's."""
-    chances: list[float] = []
-    for node in nodes:
+def path_probabilities(nodes: Sequence[Node], calibration: Calibration, known: Sequence[float] = ()) -> list[float]:
+    """Calibrated probability that the target's text runs through each node; never above the parent's.
+
+    What was looked up says itself how often it is right.
+
+    Args:
+        known: those of the first nodes.
+    """
+    chances = list(known)
+    for node in nodes[len(known) :]:
         above, before = (chances[node.parent], nodes[node.parent].log_prob) if node.parent != ROOT else (1.0, 0.0)
-        chances.append(above * calibration.probability(min(0.0, node.log_prob - before)))
+        given = min(0.0, node.log_prob - before)
+        chances.append(above * (math.exp(given) if node.looked_up else calibration.probability(given)))
     return chances
 
 
@@ -179,7 +189,7 @@ class Pricing:
         price: milliseconds that one committed token is worth.
         calibration: of the draft probabilities.
         outlook: expected path probabilities of a later block's nodes below a start of probability 1; empty: like this
-            round's first block.
+            round's first block. Descending.
         rows: sequences verified together.
     """
 
@@ -188,10 +198,21 @@ class Pricing:
     calibration: Calibration = Calibration()
     outlook: tuple[float, ...] = ()
     rows: int = 1
+    _weighed: list[tuple[tuple[Node, ...], list[float]]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+
+    def chances(self, nodes: Sequence[Node]) -> list[float]:
+        """Their path probabilities. A tree is weighed several times while it grows: what was known last time stays."""
+        nodes = tuple(nodes)
+        before, known = self._weighed.pop() if self._weighed else ((), [])
+        chances = path_probabilities(nodes, self.calibration, known if nodes[: len(before)] == before else ())
+        self._weighed.append((nodes, chances))
+        return chances
 
     def prune(self, nodes: Sequence[Node], most: int, max_depth: int) -> tuple[Node, ...]:
         """The nodes worth verifying, at most `most` of them and none deeper than `max_depth`, in their old order."""
-        chances = path_probabilities(nodes, self.calibration)
+        chances = self.chances(nodes)
         allowed = [index for index, node in enumerate(nodes) if node.depth <= max_depth]
         allowed.sort(key=lambda index: -chances[index])
         ranked = [chances[index] for index in allowed]
@@ -207,7 +228,7 @@ class Pricing:
             blocks_left: blocks that may still be run, this one included.
             most: bound on the nodes of the whole tree.
         """
-        chances = path_probabilities(growth.nodes, self.calibration)
+        chances = self.chances(growth.nodes)
         starts = sorted(growth.starts, key=lambda start: -chances[start.node])
         masses, blocks = [chances[start.node] for start in starts], min(blocks_left, LOOKAHEAD)
         # Never more than could be kept: with eight blocks and a beam of ten, pricing would cost more than drafting.
@@ -219,7 +240,7 @@ class Pricing:
             parents = masses[:count]
             for _ in range(blocks):
                 spent += self.costs.branch.at(len(parents))
-                below = sorted((above * chance for above in parents for chance in outlook), reverse=True)
+                below = best_products(parents, outlook, enough)
                 imagined = sorted(imagined + below[:most], reverse=True)[:most]
                 surplus = self._surplus(imagined, most) - spent
                 if surplus > best:
@@ -234,6 +255,15 @@ class Pricing:
         return best_count(ranked, self.price, verify, most)[1]
 
 
+def best_products(first: Sequence[float], second: Sequence[float], most: int) -> list[float]:
+    """The `most` largest products of a number of each, descending; both descending, none negative.
+
+    Below the m-th and n-th numbers lie products of which m x n - 1 others are no smaller, so few have to be formed.
+    """
+    products = [one * other for place, one in enumerate(first[:most], start=1) for other in second[: most // place]]
+    return sorted(products, reverse=True)[:most]
+
+
 def _counts(most: int) -> list[int]:
     """All counts up to four, then every doubling, and all there are."""
     return [count for count in range(1, most + 1) if count <= 4 or count == most or count & (count - 1) == 0]
@@ -243,10 +273,12 @@ def block_profile(nodes: Sequence[Node], starts: Sequence[Start], block: int, ch
     """Path probabilities of a later block's nodes relative to their start, the n-th best averaged over its starts."""
     below: dict[int, list[float]] = {start.node: [] for start in starts}
     for index, node in enumerate(nodes):
+        if node.block != block:
+            continue
         above = node.parent
         while above not in below and above != ROOT:
             above = nodes[above].parent
-        if node.block == block and above in below and chances[above] > 0.0:
+        if above in below and chances[above] > 0.0:
             below[above].append(chances[index] / chances[above])
     ranked = [sorted(each, reverse=True) for each in below.values()]
     longest = max(map(len, ranked), default=0)
@@ -254,8 +286,10 @@ def block_profile(nodes: Sequence[Node], starts: Sequence[Start], block: int, ch
 
 
 def outcomes(tree: DraftTree, verdict: Verdict) -> list[tuple[float, bool]]:
-    """Each node whose parent the text reached: its log-probability given its path, and whether the target took it."""
+    """Each drafted node whose parent the text reached: its log-probability given its path, and whether the target took
+    it. Nodes that were looked up too have that chance, not the drafter's, and are left out."""
     tokens, parents, log_probs = tree.tokens.tolist(), tree.parents.tolist(), tree.log_probs.tolist()
+    looked_up = tree.looked_up.tolist()
     seen: list[tuple[float, bool]] = []
     reached = {ROOT}
     for token in verdict.committed_tokens:
@@ -263,7 +297,8 @@ def outcomes(tree: DraftTree, verdict: Verdict) -> list[tuple[float, bool]]:
         above = [log_probs[parents[node]] if parents[node] != ROOT else 0.0 for node in children]
         given = [min(0.0, log_probs[node] - before) for node, before in zip(children, above, strict=True)]
         taken = [tokens[node] == token for node in children]
-        seen += zip(given, taken, strict=True)
+        own = [not looked_up[node] for node in children]
+        seen += compress(zip(given, taken, strict=True), own)
         reached = {node for node, hit in zip(children, taken, strict=True) if hit}
     return seen
 

@@ -31,8 +31,8 @@ def top_candidates(
     width = min(width, logits.shape[-1])
     if sorted_best is None or sorted_best[0].shape[-1] < width:
         sorted_best = logits.topk(width)
-    best, indices = (each[..., :width] for each in sorted_best)
-    return best.float() - logits.float().logsumexp(-1, keepdim=True), indices
+    indices = sorted_best[1][..., :width]
+    return log_probs(logits).gather(-1, indices), indices
 
 
 def draw(probs: Float[Tensor, "*rows vocab"], generator: torch.Generator | None = None) -> Int64[Tensor, "*rows"]:

@@ -18,6 +18,8 @@ from specblock_zoo.structures import DraftTree, TreeSettings
 
 ROOT = -1
 NO_TOKEN = -1
+LOOKUP_BLOCK = -1
+"""Block of nodes that no drafter forward proposed; their slot is the place in the copy, their bucket 0."""
 GIVE_UP_BUCKET = 3
 # (greedy probability from which on, width): the release's ADAPTIVE_SLOT0 and ADAPTIVE_ALL tables.
 WidthRules = tuple[tuple[float, int], ...]
@@ -26,7 +28,10 @@ CONFIDENT_SLOT_WIDTHS: WidthRules = ((0.95, 2), (0.85, 3))
 
 
 class Node(NamedTuple):
-    """One drafted token. `parent` indexes the node list (-1: the root); `log_prob` sums the path, in nats."""
+    """One drafted token. `parent` indexes the node list (-1: the root); `log_prob` sums the path, in nats.
+
+    `looked_up`: found in the text so far too, and as likely as that makes it; see `functional.graft`.
+    """
 
     token: int
     parent: int
@@ -35,6 +40,7 @@ class Node(NamedTuple):
     slot: int
     bucket: int
     depth: int
+    looked_up: bool = False
 
 
 class Start(NamedTuple):
@@ -171,10 +177,11 @@ def log_floor(settings: TreeSettings) -> float:
 
 
 def flatten(nodes: Sequence[Node]) -> DraftTree:
-    """The nodes as a `DraftTree` of host tensors, all int64 but the float32 log-probabilities."""
+    """The nodes as a `DraftTree` of host tensors."""
     columns = list(zip(*nodes, strict=True)) or [()] * len(Node._fields)
     named = dict(zip(Node._fields, columns, strict=True))
-    integers = {name: torch.tensor(named[name], dtype=torch.int64) for name in Node._fields if name != "log_prob"}
+    others = ("log_prob", "looked_up")
+    integers = {name: torch.tensor(named[name], dtype=torch.int64) for name in Node._fields if name not in others}
     return DraftTree(
         tokens=integers["token"],
         parents=integers["parent"],
@@ -183,6 +190,7 @@ def flatten(nodes: Sequence[Node]) -> DraftTree:
         slots=integers["slot"],
         buckets=integers["bucket"],
         depths=integers["depth"],
+        looked_up=torch.tensor(named["looked_up"], dtype=torch.bool),
     )
 
 

@@ -7,15 +7,15 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from specblock_zoo.bench.records import Ratio, Results, TaskResult, read_results
 from specblock_zoo.errors import ConfigurationError
-from specblock_zoo.hub.entry import ZooEntry
+from specblock_zoo.hub.entry import Training, ZooEntry
 from specblock_zoo.hub.plot import PLOT_FILE, results_svg
 from specblock_zoo.hub.zoo import list_entries, zoo_folder
-from specblock_zoo.models.registry import kind_of
+from specblock_zoo.models.registry import DRAFTERS, kind_of
 from specblock_zoo.targets.local import EMBEDDED_TARGETS
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 FRAMEWORK_TEMPLATE = Path(__file__).with_name("framework.md.jinja")
-TAGS = ("speculative-decoding", "specblock", "draft-model")
+TAGS = ("speculative-decoding", "draft-model")
 LIBRARY = "specblock-zoo"
 HUB_LICENCES = {"apache-2.0", "mit", "cc-by-4.0", "cc-by-sa-4.0", "bsd-3-clause", "llama3.1"}
 """Licence identifiers of the Hub that we write as such; any other goes under `other`, with its name."""
@@ -71,9 +71,25 @@ def card_data(measured: MeasuredEntry) -> ModelCardData:
         # Written into the metadata beside `license: other` only.
         license_name=None if licence_identifier(entry.licence) != OTHER_LICENCE else entry.licence,
         language="en",
-        tags=list(TAGS),
+        tags=[*TAGS, entry.kind],
         model_name=entry.name,
         eval_results=eval_results(results) if results else None,
+    )
+
+
+def overlap_sentence(training: Training | None) -> str:
+    """What is known of evaluation prompts among the training text; empty where there was no training of ours."""
+    if training is None:
+        return ""
+    found = training.overlap
+    if found is None:
+        return "Whether evaluation prompts are among the training text was not checked; `specblock overlap` does that."
+    shared = f"{found.shared or 'None'} of {found.records:,} training records"
+    if found.shared:
+        shared += ", which were left out," if found.left_out else ", which were trained on,"
+    return (
+        f"{shared} share a run of {found.words} words with one of {found.prompts:,} prompts of "
+        f"{', '.join(found.tasks)}, or contain a shorter one whole (`specblock overlap`)."
     )
 
 
@@ -96,6 +112,7 @@ def drafter_card(measured: MeasuredEntry, source: str | None = None) -> ModelCar
         kind=kind_of(measured.entry.kind),
         results=measured.results,
         training=measured.entry.training,
+        overlap=overlap_sentence(measured.entry.training),
         rows=task_rows(measured.results),
         source=source or measured.entry.name,
         target=target.name if target.name in EMBEDDED_TARGETS else target.repository,
@@ -109,7 +126,7 @@ def framework_card(entries: tuple[MeasuredEntry, ...]) -> ModelCard:
         library_name=LIBRARY,
         pipeline_tag="text-generation",
         license="apache-2.0",
-        tags=list(TAGS),
+        tags=[*TAGS, *DRAFTERS],
         base_model=sorted({measured.entry.target.repository for measured in entries}) or None,
         model_name=LIBRARY,
     )

@@ -89,6 +89,26 @@ class DataSource(Record):
     tokens: Count
 
 
+class TrainingOverlap(Record):
+    """What `specblock overlap` found: training records that hold something of an evaluation prompt.
+
+    Attributes:
+        words: length of a run of words that counts as shared.
+        records: looked at.
+        shared: of them, those that share a run with a prompt, or contain a shorter prompt whole.
+        prompts: looked for.
+        tasks: that these are of.
+        left_out: whether the shared ones were left out of training.
+    """
+
+    words: PositiveCount
+    records: PositiveCount
+    shared: Count
+    prompts: PositiveCount
+    tasks: Annotated[tuple[Text, ...], Field(min_length=1)]
+    left_out: bool
+
+
 class Training(Record):
     """How the weights came to be.
 
@@ -101,6 +121,7 @@ class Training(Record):
         versions: package -> version.
         seed: of the run.
         data: sources of the training text.
+        overlap: with evaluation prompts; None where it was not looked for.
     """
 
     tokens_seen: PositiveCount
@@ -111,6 +132,7 @@ class Training(Record):
     versions: dict[str, str]
     seed: int
     data: Annotated[tuple[DataSource, ...], Field(min_length=1)]
+    overlap: TrainingOverlap | None = None
 
 
 class Reported(Record):

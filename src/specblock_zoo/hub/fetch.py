@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx
 
-from specblock_zoo.errors import AccessError, HubError, SpecBlockError, UnknownNameError
+from specblock_zoo.errors import AccessError, HubError, SpecBlockError, UnknownNameError, UnsupportedOptionError
 from specblock_zoo.hub.entry import ENTRY_FILE, ZooEntry, hash_files, read_entry, verify_files
 from specblock_zoo.models.registry import DRAFTERS, kind_of_folder
 from specblock_zoo.models.specblock import published
@@ -29,6 +29,7 @@ WANTED = (
     *("config.json", ENTRY_FILE, "results.json", "README.md", published.VOCABULARY_FILE),
     *("*.safetensors", "*.safetensors.index.json"),
 )
+PICKLED = (".bin", ".pt", ".pth")
 FETCH_HINT = "See `specblock zoo list` for drafters, or name a folder."
 
 
@@ -48,6 +49,7 @@ def fetch(repository: str, options: Mapping[str, Any]) -> Path:
         UnknownNameError: no such repository or revision, or it holds no drafter.
         AccessError: the repository is gated or private.
         HubError: the Hub cannot be reached, or the download broke; nothing half-written stays in the cache.
+        UnsupportedOptionError: its weights are pickled only.
         WeightsMismatchError: a file has not the SHA-256 that the repository's own entry lists; it is removed again.
     """
     with explained(repository, options.get("revision")):
@@ -56,6 +58,7 @@ def fetch(repository: str, options: Mapping[str, Any]) -> Path:
         # The commit that the configuration came from, so that a push in between cannot mix two versions.
         pinned = {**options, "revision": config.parent.name}
         folder = Path(snapshot_download(repository, allow_patterns=list(WANTED), **pinned))
+        refuse_pickled(repository, folder, pinned)
     if (folder / ENTRY_FILE).is_file():
         verify_or_forget(read_entry(folder), folder)
     return folder
@@ -74,6 +77,22 @@ def check_is_drafter(config: Path, name: str) -> None:
         raise UnknownNameError(
             f"{name} holds a {kind!r} model; expected a drafter ({', '.join(DRAFTERS)}).", FETCH_HINT
         ) from error
+
+
+def refuse_pickled(repository: str, folder: Path, options: Mapping[str, Any]) -> None:
+    """Raises `UnsupportedOptionError` where nothing but pickled weights is to be had, with the way to take them."""
+    if any(folder.glob("*.safetensors")) or options.get("local_files_only") or constants.HF_HUB_OFFLINE:
+        return
+    revision = options["revision"]
+    names = HfApi().list_repo_files(repository, revision=revision, token=options.get("token"))
+    pickled = [name for name in names if name.endswith(PICKLED) and name != published.VOCABULARY_FILE]
+    if pickled:
+        raise UnsupportedOptionError(
+            f"{repository} has its weights as {', '.join(pickled)} only, and pickled files may run code; "
+            "only safetensors are fetched.",
+            f"Fetch them yourself and name the folder, of which no code is run: "
+            f"hf download {repository} --revision {revision} --local-dir DIR",
+        )
 
 
 def verify_or_forget(entry: ZooEntry, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The drafter's memory of the committed text: keys and values in buffers that grow by doubling."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,6 +9,43 @@ from torch import Tensor
 from specblock_zoo.structures import KeyValues
 
 FIRST_CAPACITY = 256
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Committed pairs (features of token i, token i + 1), positions consecutive.
+
+    `features` `[1, n, taps * target_hidden]`, `tokens` int64 `[1, n]`, `first_position`: index i of the first pair.
+    """
+
+    features: Tensor
+    tokens: Tensor
+    first_position: int
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self.tokens.shape[1])
+
+    @property
+    def end(self) -> int:
+        """Index after the last pair's."""
+        return self.first_position + self.count
+
+    def until(self, position: int) -> "Pairs":
+        """Those whose index is below `position`."""
+        count = max(0, position - self.first_position)
+        return Pairs(self.features[:, :count], self.tokens[:, :count], self.first_position)
+
+    def last(self, count: int) -> "Pairs":
+        """The last `count` of them, or all."""
+        start = max(0, self.count - count)
+        return Pairs(self.features[:, start:], self.tokens[:, start:], self.first_position + start)
+
+    def followed_by(self, later: "Pairs") -> "Pairs":
+        """These and `later` ones, in tensors of their own."""
+        features = torch.cat((self.features, later.features), dim=1)
+        return Pairs(features, torch.cat((self.tokens, later.tokens), dim=1), self.first_position)
 
 
 class DrafterCache:
@@ -42,6 +80,14 @@ class DrafterCache:
         """The rows of each layer except the last `without_last`; views, valid until the next `append`."""
         length = max(0, self._length - without_last)
         return tuple(KeyValues(keys[:, :, :length], values[:, :, :length]) for keys, values in self._buffers)
+
+    def mask(self, without_last: int = 0) -> Tensor | None:
+        """Which rows of a `view` are held, bool `[1, rows]`; None: all."""
+        return None
+
+    def widened(self, pairs: Pairs) -> Pairs:
+        """The pairs to be read, after which `append` follows: `pairs`, behind some that the context already holds."""
+        return pairs
 
     def crop(self, rows: int) -> None:
         """Forgets the last `rows` rows."""

@@ -42,12 +42,13 @@ def gather_order(columns: Int64[Tensor, "rows held"], longest: int) -> Int64[Ten
     return hidden_last[:, :longest]
 
 
-def lined_up(trees: Sequence[DraftTree]) -> tuple[list[list[int]], list[list[int]], Bool[Tensor, "rows nodes nodes"]]:
-    """Tokens, depths and ancestors of several trees, roots first, filled up to equal size.
+def lined_up(
+    trees: Sequence[DraftTree], size: int
+) -> tuple[list[list[int]], list[list[int]], Bool[Tensor, "rows nodes nodes"]]:
+    """Tokens, depths and ancestors of several trees, roots first, filled up to `size` nodes, roots not counted.
 
     A filling node has token 0 and hangs on the root, so it sees something and nobody sees it.
     """
-    size = max(len(tree) for tree in trees)
     tokens, depths, ancestors = [], [], []
     for tree in trees:
         filling = size - len(tree)

@@ -6,8 +6,6 @@ depends on shapes and not on weights, so a drafter that goes on training keeps i
 
 import hashlib
 import json
-import os
-import tempfile
 import threading
 import warnings
 from dataclasses import asdict, dataclass
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from specblock_zoo.data.files import replacing
 from specblock_zoo.errors import BadRecordError
 from specblock_zoo.functional.costs import Curve, RoundCosts
 from specblock_zoo.inference.measure import coarse_costs
@@ -105,15 +104,9 @@ def store(key: CostKey, costs: RoundCosts, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{key.digest}.json"
     text = json.dumps({"version": VERSION, "key": asdict(key), "costs": asdict(costs)}, indent=1)
-    handle, scratch = tempfile.mkstemp(prefix=f".{key.digest}-", dir=folder)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.replace(scratch, file)
-        forget()
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
+    with replacing(file) as half_done:
+        half_done.write_text(text, encoding="utf-8")
+    forget()
     return file
 
 

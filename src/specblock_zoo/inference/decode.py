@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from specblock_zoo.functional.acceptance import Choose, walk
-from specblock_zoo.inference.cache import DrafterCache
-from specblock_zoo.inference.grow import Limits, Pairs, grow_tree, refresh
+from specblock_zoo.functional.lookup import NOTHING, Copied, Lookup
+from specblock_zoo.inference.cache import DrafterCache, Pairs
+from specblock_zoo.inference.capture import context_of
+from specblock_zoo.inference.grow import Limits, finished, grow_tree, refresh
 from specblock_zoo.inference.observe import Observer
 from specblock_zoo.inference.pacing import Account, Pace
 from specblock_zoo.inference.text import Text
@@ -17,6 +19,9 @@ from specblock_zoo.inference.vanilla import NO_DRAFT
 from specblock_zoo.inference.verify import Prompt, Verifier
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.structures import DraftTree, Round, TreeSettings
+
+MOST_WAITING = 64
+"""Pairs that may wait for the drafter before it is run again: their features are kept, and copied once per round."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +33,37 @@ class Row:
         root: last committed token, the root of the next tree.
         pairs: committed pairs that the drafter has not seen yet.
         drafter_cache: the drafter's memory of the pairs before them.
+        lookup: where the text repeats itself, if anything is to be copied from it.
+        read: whether the drafter has read the prompt.
     """
 
     text: Text
     root: int
     pairs: Pairs
     drafter_cache: DrafterCache = field(default_factory=DrafterCache)
+    lookup: Lookup | None = None
+    read: bool = False
 
-    def after(self, features: Tensor, committed: Sequence[int]) -> "Row":
-        """The row once `committed` tokens were added; `features` `[1, n, taps * hidden]` of the tokens before each."""
-        tokens = torch.tensor([committed], device=features.device)
-        position = self.pairs.first_position + self.pairs.tokens.shape[1]
-        return replace(self, root=committed[-1], pairs=Pairs(features, tokens, position))
+    def after(self, features: Tensor, committed: Sequence[int], drafted: bool = True) -> "Row":
+        """The row once `committed` tokens were added; `features` `[1, n, taps * hidden]` of the tokens before each.
+
+        Args:
+            drafted: whether the drafter has seen the pairs before; else they wait for it with the new ones.
+        """
+        if self.lookup is not None:
+            self.lookup.extend(committed)
+        new = Pairs(features, torch.tensor([committed], device=features.device), self.pairs.end)
+        pairs = new if drafted else self.pairs.followed_by(new)
+        return replace(self, root=committed[-1], pairs=pairs, read=self.read or drafted)
+
+    def copied(self, settings: TreeSettings) -> Copied:
+        """What the text so far suggests, no longer than can be committed."""
+        most = min(settings.lookup_tokens, self.text.remaining - 1)
+        return self.lookup.continuation(most) if self.lookup is not None else NOTHING
+
+    def can_wait(self) -> bool:
+        """Whether the drafter may miss a round: it has read the prompt, and what waits for it is soon read."""
+        return self.read and self.pairs.count < MOST_WAITING
 
 
 @dataclass(frozen=True)
@@ -70,7 +94,9 @@ def prefill(session: Session, prompt: Prompt, texts: Sequence[Text]) -> list[Row
         features, positions = reading.features[index : index + 1, real], prompt.positions[index, real]
         ids = prompt.ids[index : index + 1, real]
         tokens = torch.cat((ids[:, 1:], ids.new_tensor([[token]])), dim=1)
-        rows.append(Row(text, token, Pairs(features, tokens, int(positions[0]))))
+        lookup = Lookup(text.ids[0].tolist()) if session.settings.lookup_tokens else None
+        pairs = Pairs(features, tokens, int(positions[0]))
+        rows.append(Row(text, token, pairs, context_of(session.drafter), lookup))
         going_on.append(index)
     if rows:
         session.verifier.narrow(going_on)
@@ -98,7 +124,7 @@ def decode(session: Session, rows: Sequence[Row]) -> Iterator[Round]:
         if session.account is not None:
             session.account.settle(paces, drafts, verdicts)
         rows = [
-            row.after(reading.features[index : index + 1, kept[index]], verdict.committed_tokens)
+            row.after(reading.features[index : index + 1, kept[index]], verdict.committed_tokens, drafts[index][1] > 0)
             for index, (row, verdict) in enumerate(zip(rows, verdicts, strict=True))
         ]
         going_on = [index for index, verdict in enumerate(verdicts) if not verdict.finished]
@@ -111,19 +137,23 @@ def decode(session: Session, rows: Sequence[Row]) -> Iterator[Round]:
 
 
 def draft(session: Session, row: Row, pace: Pace | None = None) -> tuple[DraftTree, int]:
-    """Refreshes the drafter's memory of a row and grows a tree; returns it and the drafter forwards spent."""
-    pairs, room = row.pairs, session.verifier.room
+    """Refreshes the drafter's memory of a row and grows a tree; returns it and the drafter forwards spent.
+
+    Where the text itself makes its next token likely enough, the drafter is spared, and reads what it missed later.
+    """
+    pairs, room, settings = row.pairs, session.verifier.room, session.settings
     if row.text.remaining <= 1 or room < 1:
         return NO_DRAFT, 0
+    if room < settings.max_nodes:
+        settings = replace(settings, max_nodes=room)
+    copied = row.copied(settings)
+    limits = Limits(settings, row.text.remaining - 1, pace, copied)
+    if copied.tokens and copied.chance >= settings.lookup_alone and row.can_wait():
+        return finished((), limits), 0
     first = refresh(session.drafter, row.drafter_cache, pairs)
     if session.observer is not None:
         session.observer.drafted(row.text, pairs, first.block)
-    settings = session.settings
-    if room < settings.max_nodes:
-        settings = replace(settings, max_nodes=room)
-    position = pairs.first_position + pairs.tokens.shape[1] - 1
-    limits = Limits(settings, row.text.remaining - 1, pace)
-    return grow_tree(session.drafter, row.drafter_cache, first, position, limits)
+    return grow_tree(session.drafter, row.drafter_cache, first, pairs.end - 1, limits)
 
 
 def choosers(texts: Sequence[Text], logits: Tensor) -> list[Choose]:
@@ -135,9 +165,14 @@ def choosers(texts: Sequence[Text], logits: Tensor) -> list[Choose]:
     Args:
         logits: `[rows, nodes, vocab]`.
     """
-    if logits.device.type != "cpu" and all(text.rules.need_only_best for text in texts):
+    if transfers_cost(logits.device) and all(text.rules.need_only_best for text in texts):
         return [_known(text, best) for text, best in zip(texts, logits.argmax(-1).tolist(), strict=True)]
     return [_lazy(text, row) for text, row in zip(texts, logits, strict=True)]
+
+
+def transfers_cost(device: torch.device) -> bool:
+    """Whether reading a tensor of the device makes the host wait for it."""
+    return device.type != "cpu"
 
 
 def _known(text: Text, best: list[int]) -> Choose:

@@ -136,7 +136,9 @@ def assisted_decoding(
     check_fits(model, drafter)
     form = form_of(model, drafter.strict)
     check_form(form, input_ids.shape[0])
-    verifier = Verifier(model, drafter.tap_layers(model.config.num_hidden_layers), cache_for(request), form)
+    taps, cache = drafter.tap_layers(model.config.num_hidden_layers), cache_for(request)
+    compiled = drafter.capture.target(model, taps, cache) if drafter.capture else None
+    verifier = Verifier(model, taps, cache, form, compiled)
     several = input_ids.shape[0] > 1
     texts = [Text(row[None], rules.of_row(index) if several else rules) for index, row in enumerate(input_ids)]
     with drafter.query() as (drafting, observer):

@@ -13,8 +13,9 @@ from transformers import DynamicCache, PreTrainedModel
 from specblock_zoo.functional import tree as trees
 from specblock_zoo.functional.costs import Curve, RoundCosts
 from specblock_zoo.inference import target_cache
-from specblock_zoo.inference.cache import DrafterCache
-from specblock_zoo.inference.grow import Frontier, Limits, Pairs, grow_tree, next_block, read_proposals, refresh
+from specblock_zoo.inference.cache import Pairs
+from specblock_zoo.inference.capture import context_of
+from specblock_zoo.inference.grow import Frontier, Limits, grow_tree, next_block, read_proposals, refresh
 from specblock_zoo.inference.verify import Form, Prompt, Verifier
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.structures import DraftTree
@@ -37,7 +38,7 @@ class Workbench:
         room = int(getattr(config, "max_position_embeddings", None) or CONTEXT + 2 * WIDEST) - WIDEST - 1
         self.context = max(FRESH_PAIRS, min(context, room))
         ids = (torch.arange(self.context, device=model.device) % config.vocab_size)[None]
-        self._drafter, self.drafter_cache = drafter, DrafterCache()
+        self._drafter, self.drafter_cache = drafter, context_of(drafter)
         self.verifier = Verifier(model, drafter.tap_layers(config.num_hidden_layers), DynamicCache(), form)
         positions = torch.arange(self.context, device=model.device)[None]
         features = self.verifier.read(Prompt(ids, None, positions)).features

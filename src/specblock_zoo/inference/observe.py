@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from specblock_zoo.inference.grow import Pairs
+from specblock_zoo.inference.cache import Pairs
 from specblock_zoo.inference.text import Text
 from specblock_zoo.structures import DraftBlock, DraftTree, Verdict
 

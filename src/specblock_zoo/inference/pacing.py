@@ -16,7 +16,6 @@ from specblock_zoo.functional.costs import (
     Spending,
     block_profile,
     outcomes,
-    path_probabilities,
 )
 from specblock_zoo.functional.tree import Growth, Node, Start
 from specblock_zoo.structures import DraftTree, TreeSettings, Verdict
@@ -39,8 +38,7 @@ class Pace:
 
     def grown(self, nodes: Sequence[Node], starts: Sequence[Start], block: int) -> None:
         """Notes what block number `block` proposed below its starts."""
-        chances = path_probabilities(nodes, self.pricing.calibration)
-        self.profiles.append(block_profile(nodes, starts, block, chances))
+        self.profiles.append(block_profile(nodes, starts, block, self.pricing.chances(nodes)))
 
     def prune(self, nodes: Sequence[Node], settings: TreeSettings, max_depth: int) -> tuple[Node, ...]:
         """The nodes worth verifying."""
@@ -65,11 +63,11 @@ class Account:
         """Books the rounds that one target forward ended.
 
         Args:
-            drafts: trees, and drafter forwards spent; rounds without any, at a text's end, say nothing.
+            drafts: trees, and drafter forwards spent; rounds with neither, at a text's end, say nothing.
         """
         for pace, (tree, calls), verdict in zip(paces, drafts, verdicts, strict=True):
-            if pace is not None and calls:
-                ms = self.costs.of(len(tree), pace.starts, pace.pricing.rows)
+            if pace is not None and (calls or len(tree)):
+                ms = self.costs.of(len(tree), pace.starts, pace.pricing.rows, drafted=calls > 0)
                 self._book(ms, len(verdict.committed_tokens), outcomes(tree, verdict), pace.profiles)
 
     def _book(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from specblock_zoo.errors import UnsupportedOptionError
+from specblock_zoo.models.decoder import Prepackable
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -50,8 +51,9 @@ def is_packed(model: nn.Module) -> bool:
 def optimize_for_cpu(model: nn.Module) -> nn.Module:
     """Replaces every linear layer of a model in place, for inference on a CPU; returns the model.
 
-    Works on targets and drafters alike. Results equal the plain layers' up to rounding. Embeddings stay as they are,
-    also where the head shares them: the head then has its own copy.
+    Works on targets and drafters alike; modules of ours that have a twin with fewer products (`Prepackable`) give way
+    to it. Results equal the plain layers' up to rounding. Embeddings stay as they are, also where the head shares them:
+    the head then has its own copy.
 
     Raises:
         UnsupportedOptionError: no oneDNN operators, another device or dtype than those, or a model in train mode.
@@ -70,8 +72,15 @@ def optimize_for_cpu(model: nn.Module) -> nn.Module:
         raise UnsupportedOptionError(
             "The model is in train mode; packed weights take no gradient.", "Call model.eval()."
         )
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and name not in getattr(module, "reads_weight_of", ()):
-                setattr(module, name, PackedLinear(child))
+    _pack(model)
     return model
+
+
+def _pack(module: nn.Module) -> None:
+    for name, child in list(module.named_children()):
+        if type(child) is nn.Linear:
+            setattr(module, name, PackedLinear(child).eval())
+        elif isinstance(child, Prepackable):
+            setattr(module, name, child.prepacked(PackedLinear).eval())
+        else:
+            _pack(child)

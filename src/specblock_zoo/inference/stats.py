@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specblock_zoo.functional.acceptance import AcceptanceCounts, count_rounds
+from specblock_zoo.functional.tree import LOOKUP_BLOCK
 from specblock_zoo.structures import Round
 
 
@@ -63,6 +64,22 @@ class DecodeStats:
     def drafter_calls(self) -> int:
         """Drafter forwards, refreshes included."""
         return sum(round_.drafter_calls for round_ in self.history)
+
+    @property
+    def lookup_nodes(self) -> int:
+        """Nodes that only the text so far proposed, see `TreeSettings.lookup_tokens`."""
+        return sum(int((round_.tree.blocks == LOOKUP_BLOCK).sum()) for round_ in self.history)
+
+    @property
+    def lookup_accepted(self) -> int:
+        """Accepted tokens among these: what the drafter alone would not have gained."""
+        trees = ((round_.tree.blocks.tolist(), round_.verdict.accepted_nodes) for round_ in self.history)
+        return sum(blocks[node] == LOOKUP_BLOCK for blocks, accepted in trees for node in accepted)
+
+    @property
+    def undrafted_rounds(self) -> int:
+        """Rounds with a tree that no drafter forward was spent on."""
+        return sum(round_.drafter_calls == 0 and len(round_.tree) > 0 for round_ in self.history)
 
     @property
     def draft_ms(self) -> float:

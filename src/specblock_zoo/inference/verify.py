@@ -12,6 +12,7 @@ from transformers import Cache, PreTrainedModel
 from specblock_zoo.functional.masks import additive
 from specblock_zoo.inference import columns as at
 from specblock_zoo.inference import target_cache
+from specblock_zoo.inference.capture import TOKENS, CompiledTarget, filled
 from specblock_zoo.inference.versions import CACHE_NAME
 from specblock_zoo.structures import DraftTree, Verdict
 from specblock_zoo.targets.capture import forward_with_taps
@@ -61,12 +62,19 @@ class Verifier:
     """The target in the role of judging trees: its cache always holds the committed texts but their last tokens."""
 
     def __init__(
-        self, model: PreTrainedModel, tap_layers: Sequence[int], cache: Cache, form: Form = Form.ADDITIVE
+        self,
+        model: PreTrainedModel,
+        tap_layers: Sequence[int],
+        cache: Cache,
+        form: Form = Form.ADDITIVE,
+        compiled: CompiledTarget | None = None,
     ) -> None:
         self.model, self.tap_layers, self.cache, self.form = model, tuple(tap_layers), cache, form
         self._family = family_of(model.config)
         self._windows = self._family.attention_windows(model.config)
         self._recording: list[Any] = []
+        # Tokens of the latest judgement, filling included.
+        self._compiled, self._judged = compiled, 0
         # None: one row, no padding, and so column i holds token i.
         self._columns: Tensor | None = None
         self._held, self._ragged = 0, False
@@ -78,7 +86,13 @@ class Verifier:
     @property
     def room(self) -> int:
         """Nodes, root not counted, that the cache has room for in the next forward."""
-        return target_cache.capacity(self.cache) - self._held - 1
+        return max(self._sizes, default=target_cache.capacity(self.cache) - self._held) - 1
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Sizes of compiled forwards that the cache has room for."""
+        free = target_cache.capacity(self.cache) - self._held
+        return [size for size in TOKENS if size <= free] if self._compiled else []
 
     def read(self, prompt: Prompt) -> Reading:
         """Reads the prompt; logits only at its last token."""
@@ -96,13 +110,18 @@ class Verifier:
 
     def judge(self, roots: Sequence[int], trees: Sequence[DraftTree]) -> Reading:
         """One forward over each row's root and nodes; token 0 is the root, token j + 1 is node j."""
-        tokens, depths, ancestors = at.lined_up(trees)
+        sizes, widest = self._sizes, 1 + max(map(len, trees))
+        self._judged = filled(widest, sizes)
+        tokens, depths, ancestors = at.lined_up(trees, self._judged - 1)
         ids = [[root, *nodes] for root, nodes in zip(roots, tokens, strict=True)]
         positions = [[first + depth for depth in row] for first, row in zip(self._positions, depths, strict=True)]
         places = [[first + depth for depth in row] for first, row in zip(self._roots, depths, strict=True)]
         packed = torch.tensor([ids, positions, places]).to(self.model.device)
         mask = self._causal_mask(len(ids[0])) if self.form is Form.CAUSAL else self._tree_masks(packed[2], ancestors)
-        return self._forward(input_ids=packed[0], attention_mask=mask, position_ids=packed[1])
+        inputs = {"input_ids": packed[0], "attention_mask": mask, "position_ids": packed[1]}
+        if self._compiled is not None and self._judged in sizes:
+            return Reading(*self._compiled(**inputs, **{CACHE_NAME: self.cache, "use_cache": True}))
+        return self._forward(**inputs)
 
     def commit(self, trees: Sequence[DraftTree], verdicts: Sequence[Verdict]) -> list[list[int]]:
         """Keeps each root and the accepted nodes whose successor was committed too; returns their tokens' numbers."""
@@ -110,7 +129,7 @@ class Verifier:
             [0, *(node + 1 for node in verdict.accepted_nodes)][: len(verdict.committed_tokens)] for verdict in verdicts
         ]
         counts = [len(each) for each in keep]
-        target_cache.compact(self.cache, self._held, max(map(len, trees)) + 1, keep)
+        target_cache.compact(self.cache, self._held, self._judged, keep)
         if self._columns is not None:
             self._columns = at.with_rows(self._columns, self._roots, counts)
         self._held += max(counts)

@@ -32,6 +32,8 @@ class Drafter(nn.Module, ABC):
     strict: bool = False
     reads_last_hidden: bool = False
     """The features are the target's states after its final norm `[batch, seq, target_hidden]`, not tap layers."""
+    capture: Any = None
+    """The same forwards at few shapes (`inference.capture.Capture`), which decoding calls where there are such."""
     _embedding: Tensor | None = None
 
     def attach(self, embedding: Tensor) -> None:
@@ -109,5 +111,5 @@ class Drafter(nn.Module, ABC):
         return model.generate(*args, assistant_model=self, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles leave the borrowed table behind; the copy meets the target again at its next use."""
-        return {**self.__dict__, "_embedding": None}
+        """Copies and pickles leave the borrowed table behind, which a copy gets again at its next use, and captures."""
+        return {**self.__dict__, "_embedding": None, "capture": None}

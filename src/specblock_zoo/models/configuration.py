@@ -30,8 +30,8 @@ class DrafterConfig(PreTrainedConfig):
         context_slots: slots per committed position kept as context, 1..K.
         train_blocks: blocks unrolled in training.
         num_blocks, max_nodes, beam_width, branching, confident_root, confident_slots, merge_duplicates, chain,
-            bound_all_starts, min_path_prob, cost_curve: drafting defaults, see `TreeSettings`. Without `branching`
-            every slot is as wide as the beam, whatever its bucket.
+            bound_all_starts, min_path_prob, cost_curve, max_slots, lookup_tokens, lookup_alone: drafting defaults, see
+            `TreeSettings`. Without `branching` every slot is as wide as the beam, whatever its bucket.
         target_name, target_revision, tokenizer_hash: provenance of the target the drafter was trained for.
         vocab_coverage: share of supervised training tokens inside the draft vocabulary, 0..1.
     """
@@ -73,6 +73,9 @@ class DrafterConfig(PreTrainedConfig):
     bound_all_starts: bool = True
     min_path_prob: float = 0.0
     cost_curve: str = "measured"
+    max_slots: int | None = None
+    lookup_tokens: int = TreeSettings.lookup_tokens
+    lookup_alone: float = TreeSettings.lookup_alone
     target_name: str | None = None
     target_revision: str | None = None
     tokenizer_hash: str | None = None
@@ -160,6 +163,9 @@ class DrafterConfig(PreTrainedConfig):
             bound_all_starts=self.bound_all_starts,
             min_path_prob=self.min_path_prob,
             cost_curve=self.cost_curve,
+            max_slots=self.max_slots,
+            lookup_tokens=self.lookup_tokens,
+            lookup_alone=self.lookup_alone,
         )
 
 

@@ -5,7 +5,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -76,6 +78,22 @@ def read_file(file: Path) -> dict[str, Tensor]:
     """All tensors of one safetensors file; raises `WeightsMismatchError` when it is not whole."""
     with _whole(file):
         return load_file(file)
+
+
+def read_pickled(file: Path) -> dict[str, Tensor]:
+    """All tensors of a pickled file, of which no code is run.
+
+    Raises:
+        WeightsMismatchError: it is cut short, or holds anything but tensors.
+    """
+    try:
+        found: dict[str, Tensor] = torch.load(file, weights_only=True, map_location="cpu")
+    except (UnpicklingError, EOFError, RuntimeError) as cause:
+        raise WeightsMismatchError(
+            f"{file} has {file.stat().st_size} bytes and does not load as tensors only.",
+            "It was cut short, or holds code: fetch it again, or take the safetensors file of the release.",
+        ) from cause
+    return found
 
 
 def read_shapes(folder: Path) -> Shapes:

@@ -13,7 +13,7 @@ from specblock_zoo.errors import UnknownNameError, UnsupportedOptionError, Weigh
 from specblock_zoo.functional.vocab import check_vocab_map, draft_to_target
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.models.configuration import DrafterConfig
-from specblock_zoo.models.decoder import inverse_frequencies, rotary
+from specblock_zoo.models.decoder import ROTARY_ROWS, inverse_frequencies, rotary, rotary_table
 from specblock_zoo.models.folders import Shapes, check_shapes, read_shapes
 from specblock_zoo.models.source import folder_of
 from specblock_zoo.structures import ContextOutput
@@ -112,6 +112,12 @@ class PretrainedDrafter(PreTrainedModel, Drafter):
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary tables at integer positions `[rows, length]`."""
         scaling = tuple(sorted((self.config.rope_scaling or {}).items()))
+        # On a CPU reading a table costs less than its sines; elsewhere looking at the positions would be a transfer.
+        on_cpu = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+        if on_cpu and positions.numel() and int(positions.max()) < ROTARY_ROWS:
+            table = rotary_table(self.config.head_dim, self.config.rope_theta, scaling, self.dtype)
+            cosine, sine = (F.embedding(positions, each)[:, None] for each in table)
+            return cosine, sine
         frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta, scaling, positions.device)
         return rotary(positions, frequencies, self.dtype)
 

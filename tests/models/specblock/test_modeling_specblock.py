@@ -168,3 +168,30 @@ def test_loading_options_of_transformers_are_honoured(tmp_path: Path, options: d
     loaded = SpecBlockDrafter.from_pretrained(tmp_path, **options)
     assert loaded.dtype == (torch.bfloat16 if options.get("dtype") is torch.bfloat16 else torch.float32)
     torch.testing.assert_close(loaded.state_dict(), saved.to(loaded.dtype).state_dict(), rtol=0, atol=0)
+
+
+def test_the_rank_head_runs_when_somebody_asks_and_once() -> None:
+    drafter, calls = tiny_drafter(), []
+    drafter.rank_head.register_forward_hook(lambda *_: calls.append(1))
+    output, _ = extend_in_pieces(drafter, [LENGTH])
+    assert calls == []
+    ranks = output.block.rank_logits
+    assert ranks is output.block.rank_logits
+    assert calls == [1]
+    assert ranks.requires_grad
+    normed = drafter.norm(output.block.hidden)
+    torch.testing.assert_close(
+        ranks, drafter.rank_head.score(normed, output.block.logits, drafter.config.rank_top), **CLOSE
+    )
+    with torch.no_grad():
+        quiet, _ = extend_in_pieces(drafter, [LENGTH])
+    assert not quiet.block.rank_logits.requires_grad, "as if it had been run with the block"
+
+
+@torch.no_grad()
+def test_a_prepacked_input_layer_gives_the_same_states() -> None:
+    layer = tiny_drafter().input_layer
+    packed, inputs = layer.prepacked(lambda linear: linear), torch.randn(2, 2, 5, HIDDEN)
+    torch.testing.assert_close(packed(*inputs), layer(*inputs), **CLOSE)
+    torch.testing.assert_close(packed.slots(), layer.slots())
+    assert packed.prepacked(lambda linear: linear) is packed

@@ -99,6 +99,8 @@
     return `${said}, depth ${node.depth}, probability ${percent(node.prob)}, bucket ${node.bucket}, ${verdictOf(node)}`;
   }
 
+  // Tokens that no drafter forward proposed were copied from the text so far.
+  const origin = (node, between) => (node.block < 0 ? "copied" : `${node.block}${between}${node.slot}`);
   const verdictOf = (node) => (node.fate === "unreached" ? "not looked at" : node.fate);
 
   function button(node, place) {
@@ -109,7 +111,9 @@
     element.setAttribute("aria-label", describe(node));
     element.append(make("span", "mark-of", MARKS[node.fate]), spelled(node.text));
     if (node.prob !== undefined) {
-      element.append(make("span", "prob", brief(node.prob)), make("span", "bucket", `b${node.bucket}`));
+      element.append(make("span", "prob", brief(node.prob)));
+      if (node.block >= 0) element.append(make("span", "bucket", `b${node.bucket}`));
+      else element.classList.add("copied");
     }
     const style = element.style;
     style.setProperty("--share", node.prob === undefined ? "100%" : `${100 * node.prob}%`);
@@ -151,7 +155,7 @@
     const texts = new Map(all.map((node) => [node.key, node.text]));
     find("rows").replaceChildren(...all.filter((node) => node.prob !== undefined).map((node) => {
       const row = make("tr", node.fate);
-      const cells = [shown(node.text), shown(texts.get(node.parent)), node.depth, `${node.block}.${node.slot}`];
+      const cells = [shown(node.text), shown(texts.get(node.parent)), node.depth, origin(node, ".")];
       cells.push(percent(node.prob), percent(node.path_prob), node.bucket, verdictOf(node));
       row.append(...cells.map((cell) => make("td", "", cell)));
       return row;
@@ -193,8 +197,8 @@
       list.append(...figures([
         ["probability, given its parent", percent(chosen.prob)],
         ["probability of the path", percent(chosen.path_prob)],
-        ["predicted rank", `${BUCKETS[chosen.bucket]} (bucket ${chosen.bucket})`],
-        ["block, slot", `${chosen.block}, ${chosen.slot}`],
+        ["predicted rank", chosen.block < 0 ? "none" : `${BUCKETS[chosen.bucket]} (bucket ${chosen.bucket})`],
+        ["block, slot", origin(chosen, ", ")],
         ["depth", chosen.depth],
         ["token id", chosen.id],
       ]));

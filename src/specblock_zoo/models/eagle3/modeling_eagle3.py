@@ -134,11 +134,12 @@ class Eagle3Drafter(PretrainedDrafter):
         """
         recorded: list[KeyValues] = []
         seen = F.pad(memory.path_mask, (0, 1), value=True)[None, :, None]
+        context_mask = memory.context_mask
 
         def mix(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             path, own = memory.path[0], remember(recorded, keys, values)
             along = KeyValues(torch.cat((path.keys, own.keys), 2)[None], torch.cat((path.values, own.values), 2)[None])
-            return draft_attention(query[None], memory.context[0], along, None, seen)[0]
+            return draft_attention(query[None], memory.context[0], along, context_mask, seen)[0]
 
         positions = (drafting_position + depths)[:, None]
         states = self.run_layer(tokens[:, None], conditions[:, None], positions, mix)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specblock_zoo.errors import UnsupportedOptionError
 from specblock_zoo.models.eagle3.configuration_eagle3 import Eagle3Config
-from specblock_zoo.models.folders import fresh_folder, read_tensors
+from specblock_zoo.models.folders import fresh_folder, read_pickled, read_tensors
 from specblock_zoo.structures import default_tap_layers
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLMEagle3Shift", "Eagle3LlamaForCausalLM")
@@ -64,11 +64,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Tensors of a published folder under our names; the target's embeddings are left out.
 
     Raises:
-        WeightsMismatchError: there is no weight file, or it is cut short.
+        WeightsMismatchError: there is no weight file, it is cut short, or it holds more than tensors.
     """
     pickled = folder / PICKLED
     if pickled.is_file() and not any(folder.glob("model*.safetensors")):
-        found = torch.load(pickled, weights_only=True, map_location="cpu")
+        found = read_pickled(pickled)
     else:
         found = read_tensors(folder)
     weights = {our_name(name): tensor for name, tensor in found.items()}

@@ -7,7 +7,6 @@ hidden size are those of the tensors.
 
 import json
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specblock_zoo.errors import UnsupportedOptionError, WeightsMismatchError
-from specblock_zoo.models.folders import read_file
+from specblock_zoo.models.folders import read_file, read_pickled
 from specblock_zoo.models.medusa.configuration_medusa import MedusaConfig
 
 SAFE_FILE, PICKLED_FILE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
@@ -107,13 +106,7 @@ def _read_heads(folder: Path) -> dict[str, Tensor]:
             f"{folder} holds neither {SAFE_FILE} nor {PICKLED_FILE}.", "Fetch the release's weights into it."
         )
     else:
-        try:
-            tensors = torch.load(pickled, weights_only=True, map_location="cpu")
-        except (UnpicklingError, EOFError, RuntimeError) as cause:
-            raise WeightsMismatchError(
-                f"{pickled} has {pickled.stat().st_size} bytes and does not load as tensors only.",
-                "It was cut short, or holds code: fetch it again, or take the safetensors file of the release.",
-            ) from cause
+        tensors = read_pickled(pickled)
     return {_without_prefix(name): tensor for name, tensor in tensors.items()}
 
 

@@ -1,7 +1,7 @@
 """The SpecBlock drafter (arXiv 2605.07243): K dependent tokens per forward, blocks that continue from any slot."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -9,7 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specblock_zoo.functional.buckets import NUM_BUCKETS, summary_of_best
-from specblock_zoo.models.decoder import DecoderLayer, Mix, RMSNorm, draft_attention, extend_attention, remember
+from specblock_zoo.models.decoder import (
+    DecoderLayer,
+    Mix,
+    Pack,
+    RMSNorm,
+    draft_attention,
+    extend_attention,
+    linear_over,
+    remember,
+    remembering,
+)
 from specblock_zoo.models.pretrained import PretrainedDrafter, PublishedFormat
 from specblock_zoo.models.specblock import published as authors_format
 from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
@@ -22,9 +32,6 @@ Predecessor = Callable[[int, Tensor], Tensor]
 
 class InputLayer(nn.Module):
     """Fuses condition, token and slot into the first state; the K slots of a position share condition and token."""
-
-    reads_weight_of = ("fuse",)
-    """Layers used through slices of their weight; they cannot be replaced by layers without one."""
 
     def __init__(self, config: SpecBlockConfig) -> None:
         super().__init__()
@@ -49,6 +56,57 @@ class InputLayer(nn.Module):
         """The share of the first state that tells slots apart, `[slots, hidden]`."""
         hidden = self.fuse.weight.shape[0]
         return F.linear(self.query_norm(self.position_queries.weight), self.fuse.weight[:, -hidden:])
+
+    def prepacked(self, pack: Pack) -> nn.Module:
+        """Its twin for inference over packed weights."""
+        return PackedInputLayer(self, pack)
+
+
+class PackedInputLayer(InputLayer):
+    """The same over packed weights; what tells slots apart does not depend on the input and is kept."""
+
+    slot_states: Tensor
+
+    @torch.no_grad()
+    def __init__(self, plain: InputLayer, pack: Pack) -> None:
+        nn.Module.__init__(self)
+        self.condition_proj = pack(plain.condition_proj)  # type: ignore[assignment]  # called alike
+        self.condition_norm, self.token_norm = plain.condition_norm, plain.token_norm
+        hidden = plain.fuse.weight.shape[0]
+        self.fuse_pair = pack(linear_over(plain.fuse.weight[:, :-hidden]))
+        self.register_buffer("slot_states", plain.slots(), persistent=False)
+
+    def pair(self, condition: Tensor, embedding: Tensor) -> Tensor:
+        shared: Tensor = self.fuse_pair(torch.cat((self.condition_norm(condition), self.token_norm(embedding)), dim=-1))
+        return shared
+
+    def slots(self) -> Tensor:
+        return self.slot_states
+
+    def prepacked(self, pack: Pack) -> nn.Module:
+        return self
+
+
+class UnrankedBlock(DraftBlock):
+    """A block whose logits are sorted and whose rank head is run when somebody asks: not every tree reads buckets."""
+
+    _drafter: "SpecBlockDrafter"
+    _normed: Tensor
+    _gradients: bool
+
+    def __init__(self, drafter: "SpecBlockDrafter", hidden: Tensor, normed: Tensor, logits: Tensor) -> None:
+        # The record is frozen, so its attributes are not set the usual way.
+        values = {"hidden": hidden, "logits": logits, "_normed": normed, "_drafter": drafter}
+        self.__dict__.update(values, _gradients=torch.is_grad_enabled())
+
+    @cached_property
+    def best(self) -> BestLogits:
+        return self._drafter.best(self.logits)
+
+    @cached_property
+    def rank_logits(self) -> Tensor:
+        with torch.set_grad_enabled(self._gradients):
+            return self._drafter.rank_head.read(self._normed, summary_of_best(self.best.values))
 
 
 class SpecBlockDrafter(PretrainedDrafter):
@@ -119,11 +177,17 @@ class SpecBlockDrafter(PretrainedDrafter):
         return block.logits, block.rank_logits
 
     def block(self, hidden: Tensor) -> DraftBlock:
-        """What last-layer states `[rows, slots, hidden]` propose; the logits are sorted once, for all who read them."""
+        """What last-layer states `[rows, slots, hidden]` propose."""
         normed = self.norm(hidden)
         logits = self.lm_head(normed)
-        best = BestLogits(*logits.detach().topk(min(self.config.rank_top, logits.shape[-1])))
+        if not torch.compiler.is_compiling():
+            return UnrankedBlock(self, hidden, normed, logits)
+        best = self.best(logits)
         return DraftBlock(hidden, logits, self.rank_head.read(normed, summary_of_best(best.values)), best)
+
+    def best(self, logits: Tensor) -> BestLogits:
+        """The logits that the rank head's summary is made of, and their draft ids, best first."""
+        return BestLogits(*logits.detach().topk(min(self.config.rank_top, logits.shape[-1])))
 
     def extend(
         self,
@@ -148,15 +212,15 @@ class SpecBlockDrafter(PretrainedDrafter):
         width, kept, count = self.config.block_width, self.config.context_slots, tokens.shape[1]
         plan = extension_plan(count, width, kept, tokens.device)
         pairs = self.input_layer.pair(self.condition(features), self.embed(tokens))
-        x = pairs[:, plan.pairs] + self.input_layer.slots()[plan.places]
-        rope = self.rope(positions[:, plan.pairs] + 1 + plan.places)
+        x = pairs.index_select(1, plan.pairs) + self.input_layer.slots().index_select(0, plan.places)
+        rope = self.rope(positions.index_select(1, plan.pairs) + (plan.places + 1))
         recorded: list[KeyValues] = []
 
         def mix(layer: int) -> Mix:
             past = context[layer] if context is not None else None
             return lambda q, k, v: extend_attention(q, remember(recorded, k, v), past, context_mask)
 
-        hidden = self.run_layers(x, rope, lambda _, states: states[:, plan.before], mix)
+        hidden = self.run_layers(x, rope, lambda _, states: states.index_select(1, plan.before), mix)
         return ContextOutput(
             self.block(hidden[:, plan.drafting]),
             tuple(KeyValues(kv.keys[:, :, : count * kept], kv.values[:, :, : count * kept]) for kv in recorded),
@@ -189,11 +253,11 @@ class SpecBlockDrafter(PretrainedDrafter):
             def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
                 recorded.append(KeyValues(keys, values))
                 own = KeyValues(torch.cat((path.keys, keys), 2)[None], torch.cat((path.values, values), 2)[None])
-                return draft_attention(query[None], memory.context[layer], own, None, own_mask)[0]
+                return draft_attention(query[None], memory.context[layer], own, memory.context_mask, own_mask)[0]
 
             return attend
 
-        hidden = self.run_layers(x, rope, lambda _, states: states[:, before], mix)
+        hidden = self.run_layers(x, rope, lambda _, states: states.index_select(1, before), mix)
         return BranchOutput(self.block(hidden), tuple(recorded))
 
 
@@ -207,24 +271,23 @@ class ExtensionPlan(NamedTuple):
     drafting: slice
 
 
-@lru_cache(maxsize=128)
+@remembering(maxsize=128)
 def extension_plan(count: int, width: int, kept: int, device: torch.device) -> ExtensionPlan:
     """The plan for `count` pairs, of which all but the last run `kept` of `width` slots; built once per shape."""
     # Tensors of inference mode could not be used in a forward that takes gradients later.
     with torch.inference_mode(False):
-        slots = slot_order(count, width, kept).to(device)
-        before = predecessors(count, width, kept).to(device)
+        slots, before = slot_order(count, width, kept, device), predecessors(count, width, kept, device)
         return ExtensionPlan(slots // width, slots % width, before, slice((count - 1) * kept, None))
 
 
-def slot_order(count: int, width: int, kept: int) -> Tensor:
+def slot_order(count: int, width: int, kept: int, device: torch.device | None = None) -> Tensor:
     """Which of the `count * width` slots `extend` runs, in causal order: all positions' kept ones, the last's rest."""
-    every = torch.arange(count * width).view(count, width)
+    every = torch.arange(count * width, device=device).view(count, width)
     return torch.cat((every[:, :kept].flatten(), every[-1, kept:]))
 
 
-def predecessors(count: int, width: int, kept: int) -> Tensor:
+def predecessors(count: int, width: int, kept: int, device: torch.device | None = None) -> Tensor:
     """Index, in `slot_order`, of the slot before each one (slot 0 points at itself)."""
-    index = torch.arange(count * kept + width - kept)
+    index = torch.arange(count * kept + width - kept, device=device)
     first_slots = (index < count * kept) & (index % kept == 0)
     return torch.where(first_slots, index, index - 1)

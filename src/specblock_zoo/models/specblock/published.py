@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specblock_zoo.errors import VocabularyMismatchError
-from specblock_zoo.models.folders import read_tensors
+from specblock_zoo.models.folders import read_pickled, read_tensors
 from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
 
 ARCHITECTURES = ("LlamaForCausalLMSpecBlock", "LlamaForCausalLMSpecBlockShift")
@@ -75,12 +75,13 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
     Raises:
         VocabularyMismatchError: `vocab_mapping.pt` and the weight file disagree.
+        WeightsMismatchError: either is not whole, or holds more than tensors.
     """
     weights = {strip_prefix(name): tensor for name, tensor in read_tensors(folder).items()}
     weights.pop(EMBEDDING, None)
     mapping = folder / VOCABULARY_FILE
     if mapping.is_file():
-        pickled = torch.load(mapping, weights_only=True)
+        pickled = read_pickled(mapping)
         for name in ("d2t", "t2d"):
             if name in weights and not torch.equal(weights[name], pickled[name].to(weights[name].dtype)):
                 raise VocabularyMismatchError(
