@@ -75,3 +75,9 @@ def test_a_worker_trains_on_a_stream_of_its_own() -> None:
     worker.drain()
     assert worker.poll()[0].result is False
     worker.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
+def test_a_worker_on_a_device_that_is_not_there_fails_at_once() -> None:
+    with pytest.raises((RuntimeError, AssertionError)):
+        Worker(torch.device("cuda"))

@@ -84,7 +84,8 @@ class Worker:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        # Made here: a device that has none must fail in front of the caller, not in a thread that jobs then wait for.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._jobs: queue.Queue[tuple[str, Job] | None] = queue.Queue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="specblock-adaptation", daemon=True)
@@ -112,7 +113,7 @@ class Worker:
             self._thread.join()
 
     def _run(self) -> None:
-        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        stream = self._stream
         while (job := self._jobs.get()) is not None:
             with torch.cuda.stream(stream):  # does nothing for None
                 outcome = outcome_of(*job)
