@@ -1,6 +1,6 @@
 """Many short queries in a row to a drafter that adapts: is memory flat, and is every text plain greedy's?
 
-Usage: python benchmarks/adaptation_soak.py --tasks FOLDER [--queries 2000] [--adaptation.bandit.policy always]
+Usage: python benchmarks/adaptation_soak.py --tasks FOLDER [--run.queries 2000] [--adaptation.bandit.policy always]
 
 Questions are asked without a chat template, so that a query is short. Every `check_every`-th text is compared with the
 target's own; one that differs ends the run with status 1. Ends with one JSON line.

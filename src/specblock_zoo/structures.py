@@ -191,7 +191,8 @@ class DraftTree:
     Attributes (each `[nodes]`; on the host, since the walk reads them one by one):
         tokens: target-vocabulary ids, int64.
         parents: index of the parent node, -1 for children of the root, int64.
-        log_probs: sum of draft log-probabilities along the path, float32, never above the parent's.
+        log_probs: sum of draft log-probabilities along the path, float32, never above the parent's; of nodes that were
+            looked up, the chance of that is part of it (`functional.graft`).
         blocks, slots, buckets: where the node came from, int64; block -1 for what only the text so far proposed.
             Buckets are 0 under settings that read none (`functional.buckets.reads_buckets`).
         depths: distance from the root, >= 1, int64.

@@ -1,5 +1,6 @@
 """A restored drafter is the saved one; a wrong save changes nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,16 @@ def test_everything_comes_back(saved: tuple[AdaptiveDrafter, Path]) -> None:
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     ask(other)
+
+
+def test_an_update_that_was_under_way_is_not_waited_for(tmp_path: Path) -> None:
+    drafter = adaptive(Action.HEAD)
+    ask(drafter)
+    drafter.bandit = replace(drafter.bandit, pending=Action.HEAD)
+    drafter.save(tmp_path / "state")
+    other = adaptive(Action.HEAD)
+    other.restore(tmp_path / "state")
+    assert other.bandit == replace(drafter.bandit, pending=None)
 
 
 def test_the_save_holds_a_drafter_like_any_other(saved: tuple[AdaptiveDrafter, Path]) -> None:

@@ -12,6 +12,8 @@ pytestmark = pytest.mark.architecture
 
 def test_import_contracts_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+    # It would switch off every logger that exists, for all tests that follow in this process.
+    monkeypatch.setattr("importlinter.cli._configure_logging", lambda verbose: None)
     assert lint_imports(config_filename="pyproject.toml", cache_dir=None) == 0
 
 

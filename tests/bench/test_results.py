@@ -28,6 +28,15 @@ def test_what_was_not_measured_is_explained() -> None:
         method_of(run(), lambda name: False)
 
 
+def test_the_method_that_drafts_as_the_drafter_ships_stands_for_it() -> None:
+    modes = {"tuned": ("tree", {"max_nodes": 4}), "chain": ("chain", {}), "shipped": ("tree", {})}
+    several = run(**{f"method {name}": {"mode": mode, "tree": tree} for name, (mode, tree) in modes.items()})
+    found = several.model_copy(update={"drafters": dict.fromkeys(modes, NAME)})
+    assert method_of(found, lambda name: name == NAME) == "shipped"
+    without = found.model_copy(update={"drafters": {"tuned": NAME, "chain": NAME}})
+    assert method_of(without, lambda name: name == NAME) == "tuned"
+
+
 def test_the_records_behind_results_leave_other_drafters_out() -> None:
     other = record("medusa")
     lookup = record("lookup", kind="prompt_lookup")

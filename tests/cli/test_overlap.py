@@ -57,3 +57,14 @@ def test_token_ids_of_nobody_knows_whom_are_refused_and_nothing_is_written(
     assert call(*asked, "--target", tmp_path, "--out", tmp_path / "out.jsonl") == USER_ERROR
     assert "--target" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"r.jsonl", "chat.jsonl"}
+
+
+def test_token_ids_of_another_target_are_refused(
+    tmp_path: Path, task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [{"id": "r", "messages": [{"role": "user", "content": PROMPT}], "target": "other"}]
+    lines.append({"id": "s", "prompt_ids": [1], "answer_ids": [2], "target": "other"})
+    asked = ["--records", write(tmp_path / "r.jsonl", *lines), "--tasks", task]
+    assert call(*asked) == USER_ERROR
+    assert "answered by the target 'other'" in capsys.readouterr().err
+    assert call("--records", write(tmp_path / "r.jsonl", lines[0]), "--tasks", task) == 0

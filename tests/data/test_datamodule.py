@@ -62,6 +62,7 @@ def test_the_order_is_a_function_of_the_seed(cache_dir):
     assert orders[0] == orders[1] != orders[2]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on fewer cores than workers
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("left", [8, 1])
 def test_a_loader_is_taken_up_at_the_same_batch(cache_dir, num_workers, left):

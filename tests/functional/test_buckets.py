@@ -114,7 +114,8 @@ def grown(settings: TreeSettings, buckets: list[list[list[int]]]) -> list[tuple[
 
 @given(SETTINGS, st.data())
 def test_trees_of_settings_that_read_no_buckets_do_not_depend_on_them(settings: TreeSettings, data: st.DataObject):
-    buckets = st.lists(st.integers(0, NUM_BUCKETS - 1), min_size=3, max_size=3)
+    slots = data.draw(st.integers(1, 3))
+    buckets = st.lists(st.integers(0, NUM_BUCKETS - 1), min_size=slots, max_size=slots)
     one, other = ([[data.draw(buckets)] for _ in range(2)] for _ in range(2))
     if not reads_buckets(settings):
         assert grown(settings, one) == grown(settings, other)
@@ -129,6 +130,7 @@ def test_trees_of_settings_that_read_no_buckets_do_not_depend_on_them(settings: 
         ({"independent_slots": True}, False),
         ({"branching": (3, 3, 3, 3)}, False),
         ({"branching": (1, 1, 1, 1), "num_blocks": 1}, False),
+        ({"branching": (2, 2, 2, 2), "num_blocks": 2, "beam_width": 1}, True),
         ({"branching": (1, 1, 1, 1), "num_blocks": 2}, True),
         ({"branching": (0, 0, 0, 0), "num_blocks": 1}, True),
     ],

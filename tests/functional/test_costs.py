@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from specblock_zoo.functional import tree as trees
 from specblock_zoo.functional.costs import (
+    KEEP,
     Calibration,
     Curve,
     Pricing,
@@ -322,3 +323,10 @@ def test_a_tree_weighed_while_it_grows_and_changes_has_the_same_chances(nodes: l
         if size:
             place = data.draw(st.integers(0, size - 1))
             nodes[place] = nodes[place]._replace(log_prob=nodes[place].log_prob / 2)
+
+
+def test_a_round_that_was_not_drafted_says_nothing_of_the_drafter() -> None:
+    drafted = Spending().after(50.0, 2, [(-0.1, True)]).with_profile([0.5])
+    spared = drafted.after(60.0, 3, None)
+    assert (spared.calibration, spared.outlook, spared.blocks) == (drafted.calibration, drafted.outlook, drafted.blocks)
+    assert (spared.ms, spared.tokens) == (KEEP * drafted.ms + 60.0, KEEP * drafted.tokens + 3)

@@ -81,3 +81,10 @@ def test_longer_matches_go_on_more_often() -> None:
     assert list(CHANCES) == sorted(CHANCES)
     assert len(CHANCES) == LONGEST
     assert 0.0 < CHANCES[0] < CHANCES[-1] < 1.0
+
+
+def test_nothing_is_copied_from_below_a_token_that_ends_the_text() -> None:
+    copied = Copied((5, 2, 7), (0.5, 0.6, 0.7))
+    assert copied.until({2}) == Copied((5, 2), (0.5, 0.6))
+    assert copied.until({9}) == copied
+    assert NOTHING.until({2}) == NOTHING

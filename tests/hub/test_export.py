@@ -1,6 +1,7 @@
 """Exports read back as the same drafter, key by key, and what a layout cannot say is refused with a sentence."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specblock_zoo.errors import ConfigurationError, UnsupportedOptionError, WeightsMismatchError
-from specblock_zoo.hub.export import LAYOUTS, FormatName, export, taps_of
-from specblock_zoo.models.specblock import SpecBlockDrafter
+from specblock_zoo.hub.export import LAYER_FIELDS, LAYOUTS, OWN_FIELDS, TREE_FIELDS, FormatName, export, taps_of
+from specblock_zoo.models.configuration import drafter_fields
+from specblock_zoo.models.specblock import SpecBlockConfig, SpecBlockDrafter
+from specblock_zoo.structures import TreeSettings
 from tests.support.drafters import tiny_drafter
 from tests.support.measured import NAME, publishable
 from tests.support.tiny_pair import TinyFolders
@@ -114,3 +117,8 @@ def test_a_used_folder_is_not_written_over(tmp_path: Path) -> None:
     saved(tmp_path / "in")
     with pytest.raises(ConfigurationError, match="not empty"):
         export(tmp_path / "in", tmp_path / "in", "speculators")
+
+
+def test_every_tree_setting_is_either_exported_or_left_to_the_engine() -> None:
+    settings = {each.name for each in fields(TreeSettings)} & set(drafter_fields(SpecBlockConfig))
+    assert settings <= {*TREE_FIELDS, *OWN_FIELDS, *LAYER_FIELDS}

@@ -5,7 +5,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from specblock_zoo.inference.decode import Laps, Session, choosers, decode, prefill
+from specblock_zoo.functional.lookup import NOTHING
+from specblock_zoo.inference.decode import Laps, Session, choosers, decode, lookup_in, prefill
 from specblock_zoo.inference.text import Rules, Text
 from specblock_zoo.inference.verify import Prompt, Verifier
 from tests.support.decoding import TAPS, WIDTH, ScriptedDrafter, generate, prompt_ids, scripted_drafter, target_of
@@ -101,3 +102,13 @@ def test_laps_are_milliseconds_since_the_last_one() -> None:
     first, second = laps.lap(), laps.lap()
     assert 0.0 <= first < 1000.0
     assert 0.0 <= second < 1000.0
+
+
+def test_padding_and_what_is_long_past_are_not_copied_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Text(torch.tensor([[0, 0, 5, 6, 5]]), Rules())
+    mask = torch.tensor([False, False, True, True])
+    assert lookup_in(text, mask).continuation(2).tokens == (6, 5)
+    assert lookup_in(Text(torch.tensor([[0, 0, 0]]), Rules()), torch.tensor([False, False])).continuation(1) == NOTHING
+    assert lookup_in(Text(torch.tensor([[5, 6, 5]]), Rules()), torch.ones(7, dtype=torch.bool)).continuation(1).tokens
+    monkeypatch.setattr("specblock_zoo.inference.decode.MOST_INDEXED", 2)
+    assert lookup_in(text, None).continuation(2) == NOTHING

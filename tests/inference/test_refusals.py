@@ -238,3 +238,18 @@ def test_a_drafter_for_another_target_is_refused_with_both_values(name: str) -> 
     with pytest.raises(TargetMismatchError) as caught:
         check_fits(target(), random_drafter(target(), **changes))
     assert all(value in caught.value.problem for value in (name, *values))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_angles_that_follow_the_length_are_refused_beyond_it(kind: str) -> None:
+    model = copy.copy(target())
+    model.config = copy.deepcopy(model.config)
+    limit = LENGTH + NEW - 1
+    model.config.max_position_embeddings = limit if kind == "dynamic" else 4 * limit
+    model.config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    if kind == "longrope":
+        model.config.rope_parameters["original_max_position_embeddings"] = limit
+    drafter = random_drafter(target())
+    with pytest.raises(UnsupportedOptionError, match=f"up to {limit + 1} tokens.*beyond {limit}"):
+        generate(model, prompt_ids(LENGTH), NEW, assistant_model=drafter)
+    generate(model, prompt_ids(LENGTH), NEW - 1, assistant_model=drafter)

@@ -18,6 +18,7 @@ HISTORY = (
 def test_sums_over_rounds() -> None:
     stats = DecodeStats(HISTORY, prefill_ms=100.0)
     assert (stats.rounds, stats.committed, stats.accepted_per_round) == (2, 4, (2, 0))
+    assert stats.drafter_tau == stats.tau
     assert (stats.tau, stats.nodes, stats.drafter_calls) == (2.0, 4, 3)
     assert (stats.draft_ms, stats.verify_ms, stats.other_ms) == (2.0, 12.0, 2.0)
     assert stats.draft_share == pytest.approx(1 / 8)
@@ -35,6 +36,8 @@ def test_what_was_copied_is_told_from_what_was_drafted() -> None:
     )
     stats = DecodeStats(history, prefill_ms=1.0)
     assert (stats.lookup_nodes, stats.lookup_accepted, stats.undrafted_rounds) == (4, 3, 1)
+    assert stats.drafter_tau == 1.5, "three of five tokens in the two rounds that were not copied"
+    assert math.isnan(DecodeStats(history[1:2]).drafter_tau)
     assert stats.alpha == {(0, 0): 1.0}, "copies are no block of the drafter"
     assert stats.alpha_by_depth == {1: 1.0, 2: 1.0, 3: 1.0, 4: 0.0}
 

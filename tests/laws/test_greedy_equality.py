@@ -37,6 +37,7 @@ TREES: dict[str, dict[str, Any]] = {
     "likely only": {"num_blocks": 2, "min_path_prob": 0.1},
     "whole context": {"num_blocks": 2, "context_slots": WIDTH},
     "narrow blocks": {"num_blocks": 3, "max_slots": 2},
+    "copies": {"num_blocks": 2, "lookup_tokens": 6, "lookup_alone": 0.0},
     "budget 1": {"num_blocks": 2, "max_nodes": 1},
     "budget 2": {"num_blocks": 2, "max_nodes": 2},
     "budget 5": {"num_blocks": 2, "max_nodes": 5},

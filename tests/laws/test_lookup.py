@@ -31,6 +31,7 @@ TREES: dict[str, dict[str, Any]] = {
     "chain": {"chain": True},
     "small": {"max_nodes": 3},
     "likely": {"min_path_prob": 0.2},
+    "likelier than alone": {"min_path_prob": 0.7},
 }
 kinds = pytest.mark.parametrize("kind", DRAFTERS)
 
@@ -57,8 +58,10 @@ def test_greedy_text_is_plain_generates(kind: str, tree: str) -> None:
     assert torch.equal(generate(looping(), ids_of(1), NEW, assistant_model=drafter), plain())
     stats = drafter.last_stats
     assert stats.lookup_accepted > 0
-    assert stats.lookup_nodes <= stats.nodes
+    assert 0 < stats.lookup_nodes <= stats.nodes
     assert (stats.undrafted_rounds > 0) == (tree != "never alone")
+    # All but the last token's round were drafted or copied for.
+    assert all(each.drafter_calls or len(each.tree) for each in stats.history[:-1])
     assert max(len(each.tree) for each in stats.history) <= drafter.config.max_nodes
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -113,15 +114,20 @@ class Worker:
             self._thread.join()
 
     def _run(self) -> None:
-        stream = self._stream
-        while (job := self._jobs.get()) is not None:
-            with torch.cuda.stream(stream):  # does nothing for None
-                outcome = outcome_of(*job)
-            if stream is not None:
-                stream.synchronize()
+        while (handed_in := self._jobs.get()) is not None:
+            name, job = handed_in
+            outcome = outcome_of(name, partial(self._on_stream, job))
             self._outcomes.put(replace(outcome, seconds=0.0))
             self._jobs.task_done()
         self._jobs.task_done()
+
+    def _on_stream(self, job: Job) -> Any:
+        """Waits for the stream inside the job, where an error of its kernels is one of the job."""
+        with torch.cuda.stream(self._stream):  # does nothing for None
+            result = job()
+        if self._stream is not None:
+            self._stream.synchronize()
+        return result
 
 
 def emptied(outcomes: "queue.SimpleQueue[Outcome]") -> list[Outcome]:

@@ -1,6 +1,6 @@
 """Everything an adapting drafter knows, to and from disk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +88,9 @@ def restore(adaptive: "AdaptiveDrafter", folder: Path) -> None:
         load_flat_optimizer(each, optimizer, action)
     for name, tensors in buffers.items():
         getattr(adaptive, name).load(tensors)
-    adaptive.bandit, adaptive.trigger, updater.updates = saved.bandit, saved.trigger, saved.updates
+    # An update that was decided but not yet trained ended with the process that saved.
+    adaptive.bandit = replace(saved.bandit, pending=None)
+    adaptive.trigger, updater.updates = saved.trigger, saved.updates
 
 
 def shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -185,6 +185,7 @@ class AdaptiveDrafter(Drafter):
     def _save(self, folder: Path) -> None:
         # Captured under the lock, written without it: no query waits for a disk.
         with self._lock:
+            self._collect()
             now = saving.captured(self)
         saving.save(self.updater, now, folder)
 
@@ -333,4 +334,5 @@ def sample_of(stats: DecodeStats, feedback: Sequence[Feedback], clock: str) -> b
         return bandit.Sample(math.nan, math.nan, math.nan)
     rate = stats.tau if clock == "rounds" else stats.committed / seconds
     difficulty = sum(each.difficulty for each in feedback) / len(feedback)
-    return bandit.Sample(math.log(rate), difficulty, stats.tau)
+    # Of the drafter's own: how much a text repeats itself says nothing about its weights.
+    return bandit.Sample(math.log(rate), difficulty, stats.drafter_tau)

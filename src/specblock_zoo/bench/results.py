@@ -9,18 +9,24 @@ from specblock_zoo.errors import ConfigurationError
 
 
 def method_of(run: Run, is_drafter: Callable[[str], bool]) -> str:
-    """The first method of a run that a drafter took part in.
+    """The method of a run that stands for a drafter: as it ships, else the first one it took part in.
 
     Args:
         is_drafter: whether a name or folder of the run's configuration means that drafter.
     Raises:
         ConfigurationError: no method did.
     """
-    for method, drafter in run.drafters.items():
-        if is_drafter(drafter):
-            return method
+    own = [method for method, drafter in run.drafters.items() if is_drafter(drafter)]
+    if own:
+        return next((method for method in own if _as_shipped(run, method)), own[0])
     measured = ", ".join(f"{method} ({drafter})" for method, drafter in run.drafters.items()) or "none"
     raise ConfigurationError(f"The run did not measure this drafter; it measured {measured}.", "Name one of these.")
+
+
+def _as_shipped(run: Run, method: str) -> bool:
+    """Whether a method drafts whole trees by the drafter's own settings."""
+    facts = run.identity.get(f"method {method}", {})
+    return facts.get("mode") == "tree" and not facts.get("tree")
 
 
 def behind(records: Records, method: str) -> tuple[AnswerRecord, ...]:

@@ -93,7 +93,7 @@ def results(folder: Path, drafter: str, method: str | None = None, out: Path | N
     Args:
         folder: of the run.
         drafter: name in the zoo (the tag may be left out), or its folder.
-        method: of the run that stands for the drafter; the first one with it when not given.
+        method: of the run that stands for the drafter; when not given the one that drafts as it ships, else the first.
         out: folder to write to; the drafter's own when not given.
 
     Raises:

@@ -2,20 +2,20 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specblock_zoo.bench.tasks import Task, read_task
 from specblock_zoo.data.files import replacing
 from specblock_zoo.data.overlap import RUN_WORDS, Decode, Overlap, Prompts
-from specblock_zoo.data.records import parse_fields, read_objects
-from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.data.records import AnswerRecord, parse_fields, read_objects
+from specblock_zoo.errors import ConfigurationError, TargetMismatchError
 from specblock_zoo.targets.local import resolve
 
 Keep = Callable[[str], object]
@@ -52,23 +52,39 @@ def overlap(settings: OverlapSettings) -> None:
     Raises:
         BadRecordError, EmptyDataError: a line of a file cannot be read, or a file holds none.
         ConfigurationError: a file does not exist, `words` is too few, or the tokenizer cannot be loaded.
+        TargetMismatchError: token ids of another target.
     """
     measured = [read_task(Path(path)) for path in settings.tasks]
     texts = (turn for task in measured for prompt in task.prompts for turn in prompt.turns)
     prompts, out = Prompts.of(texts, settings.words), settings.out
     with nullcontext() if out is None else writing_lines(Path(out)) as keep:
-        found = compare([Path(path) for path in settings.records], prompts, decoder(settings.target), keep)
+        records = [Path(path) for path in settings.records]
+        found = compare(answers(records, settings.target), prompts, decoder(settings.target), keep)
     print(report(found, prompts, measured, left_out=out is not None))
     for name in [*found.shared, *found.whole][:NAMED]:
         sys.stderr.write(f"shared: {name}\n")
 
 
-def compare(records: list[Path], prompts: Prompts, decode: Decode, keep: Keep | None) -> Overlap:
-    """Looks at every record, one at a time, and gives the lines of those that share nothing to `keep`."""
-    found = Overlap()
+def answers(records: list[Path], target: str) -> Iterator[tuple[dict[str, Any], AnswerRecord]]:
+    """Records, one at a time, as they are and as they are read; their token ids must be the target's."""
     for where, fields in read_objects(records):
-        if found.look_at(parse_fields(fields, where), prompts, decode) and keep is not None:
-            keep(json.dumps(fields, ensure_ascii=False) + "\n")
+        record = parse_fields(fields, where)
+        if record.messages is None and record.target not in (None, target):
+            raise TargetMismatchError(
+                f"{where}: answered by the target {record.target!r}; its token ids would be read as {target!r}'s.",
+                f"Give --target {record.target}.",
+            )
+        yield fields, record
+
+
+def compare(
+    records: Iterable[tuple[dict[str, Any], AnswerRecord]], prompts: Prompts, decode: Decode, keep: Keep | None
+) -> Overlap:
+    """Looks at every record, and gives the lines of those that share nothing to `keep`."""
+    found = Overlap()
+    for fields, record in records:
+        if found.look_at(record, prompts, decode) and keep is not None:
+            keep(json.dumps(fields) + "\n")
     return found
 
 

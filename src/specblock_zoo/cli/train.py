@@ -55,7 +55,9 @@ class SpecBlockCLI(LightningCLI):
         kept = leaves(self.config[name].get("model"))
         if given != kept:
             unsaid = leaves(self._subcommand_parsers[name].get_defaults().get("model"))
-            note_kept({key: value for key, value in given.items() if value != unsaid.get(key)}, kept, given)
+            asked = {key: value for key, value in given.items() if value != unsaid.get(key)}
+            # Scoring a checkpoint is not going on with its run: there its own settings are all that can be meant.
+            note_kept(asked if name == "fit" else {}, kept, given)
 
     def _set_seed(self) -> None:
         if self.subcommand not in COMMANDS:

@@ -44,7 +44,8 @@ def replacing(path: Path) -> Iterator[Path]:
             "Free some space and run the same command again: what is finished stays.",
         ) from cause
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 def scratch_of(path: Path) -> Path:
@@ -52,13 +53,16 @@ def scratch_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(TOKEN_BYTES)}.tmp")
 
 
-def _claim(path: Path) -> tuple[Path, int]:
+def _claim(path: Path) -> tuple[Path, int | None]:
     """A scratch file with the mode of any new file, held until its handle is closed: one that is free is a dead one."""
     while True:
         half_done = scratch_of(path)
         handle = os.open(half_done, os.O_RDWR | os.O_CREAT, 0o666)
         # A sweep may have taken it between these two lines.
         if _hold(handle) is not False and half_done.exists():
+            if FCNTL is None:  # Windows renames no file that is open.
+                os.close(handle)
+                return half_done, None
             return half_done, handle
         os.close(handle)
         half_done.unlink(missing_ok=True)

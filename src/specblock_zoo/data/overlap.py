@@ -1,6 +1,7 @@
 """Do training records hold what a drafter is measured on? Runs of words that both contain."""
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,8 +16,8 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def words_of(text: str) -> list[str]:
-    """Its words in lower case, without marks or spacing."""
-    return WORD.findall(text.lower())
+    """Its words in lower case, without marks or spacing; letters that look alike in Unicode are one."""
+    return WORD.findall(unicodedata.normalize("NFKC", text).lower())
 
 
 def runs(words: Sequence[str], length: int) -> Iterable[str]:

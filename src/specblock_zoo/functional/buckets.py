@@ -23,7 +23,7 @@ def reads_buckets(settings: TreeSettings) -> bool:
         return not settings.independent_slots
     # Widths of one alone still leave it to the bucket of a chain whether the next block grows from its end.
     least = 1 if settings.num_blocks == 1 else 2
-    return len(set(settings.branching)) > 1 or settings.branching[0] < least
+    return len(set(settings.branching)) > 1 or min(settings.branching[0], settings.beam_width) < least
 
 
 def rank_to_bucket(target_rank: Int64[Tensor, "*rows"]) -> Int64[Tensor, "*rows"]:

@@ -330,16 +330,17 @@ class Spending:
         outlook = tuple(each / self.blocks for each in self.outlook) if known else ()
         return Pricing(costs, min(per_token, costs.plain), self.calibration, outlook, rows)
 
-    def after(self, ms: float, tokens: int, outcomes: Sequence[tuple[float, bool]]) -> "Spending":
-        """After a round of one row."""
+    def after(self, ms: float, tokens: int, outcomes: Sequence[tuple[float, bool]] | None) -> "Spending":
+        """After a round of one row; without `outcomes` one that was not drafted, and so says nothing of the drafter."""
+        kept = {"ms": KEEP * self.ms + ms, "tokens": KEEP * self.tokens + tokens, "guess": KEEP * self.guess}
+        if outcomes is None:
+            return replace(self, **kept)
         return replace(
             self,
-            ms=KEEP * self.ms + ms,
-            tokens=KEEP * self.tokens + tokens,
+            **kept,
             calibration=self.calibration.after(outcomes, KEEP),
             outlook=tuple(KEEP * each for each in self.outlook),
             blocks=KEEP * self.blocks,
-            guess=KEEP * self.guess,
         )
 
     def with_profile(self, profile: Sequence[float]) -> "Spending":

@@ -4,7 +4,7 @@ Most texts repeat themselves: names, quotations, code, loops. The longest end of
 followed it then. Costs no forward. After Saxena (2023), "Prompt lookup decoding"; chances by match length are ours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 LONGEST = 8
@@ -28,6 +28,11 @@ class Copied:
     def chance(self) -> float:
         """That the target writes the first token; 0 where nothing was found."""
         return self.chances[0] if self.chances else 0.0
+
+    def until(self, ends: Container[int]) -> "Copied":
+        """As far as the first of the tokens that end a text: nothing below it can be committed."""
+        length = next((place for place, token in enumerate(self.tokens, start=1) if token in ends), len(self.tokens))
+        return Copied(self.tokens[:length], self.chances[:length])
 
 
 NOTHING = Copied()

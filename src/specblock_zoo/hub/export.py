@@ -48,7 +48,7 @@ OWN_FIELDS = (
 )
 TREE_FIELDS = (
     *("max_nodes", "beam_width", "branching", "confident_root", "confident_slots", "merge_duplicates", "chain"),
-    *("bound_all_starts", "min_path_prob", "cost_curve", "lookup_tokens", "lookup_alone"),
+    *("bound_all_starts", "min_path_prob", "cost_curve", "max_slots", "lookup_tokens", "lookup_alone"),
 )
 """Drafting defaults that neither layout has a place for; the engine's own settings decide there."""
 

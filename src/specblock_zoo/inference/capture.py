@@ -23,8 +23,8 @@ from specblock_zoo.models.pretrained import PretrainedDrafter
 from specblock_zoo.structures import FINAL_NORM, BranchMemory, BranchOutput, ContextOutput, KeyValues
 
 ROWS, PAIRS, TOKENS = (4, 16, 64), (8, 16, 24, 32), (8, 16, 32, 64, 128)
-"""Start nodes of a block, pairs of a refresh and tokens of a verify forward are filled up to these; what is more than
-the last is run as it is."""
+"""Start nodes of a block, pairs of a refresh and tokens of a verify forward are filled up to these. More starts or pairs
+than the last are run as they are; a tree over a static cache has at most the last less the root."""
 REPLAY: Mapping[str, Any] = {"mode": "reduce-overhead"}
 GRAPHS = 256
 """Shapes of one forward before the compiler gives up on it: those of `ROWS`, for each block, for each capacity."""
@@ -80,6 +80,11 @@ class Capture:
         self._extend: Any = torch.compile(drafter.extend, fullgraph=True, dynamic=False, **options)
         self._branch: Any = torch.compile(drafter.branch, fullgraph=True, dynamic=False, **options)
 
+    def begin_round(self, device: torch.device) -> None:
+        """Ends the life of what the last round's forwards returned; graphs would otherwise be recorded below it."""
+        if device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()
+
     def extend(
         self,
         features: Tensor,
@@ -88,11 +93,10 @@ class Capture:
         context: Sequence[KeyValues] | None = None,
         context_mask: Tensor | None = None,
     ) -> ContextOutput:
-        """See `Drafter`; begins a round, which ends the life of what the last one's forwards returned."""
+        """See `Drafter`; begins a round."""
+        self.begin_round(tokens.device)
         if context_mask is None or tokens.shape[1] not in PAIRS:
             return self._plain(features, tokens, positions, context, context_mask)
-        if tokens.is_cuda:
-            torch.compiler.cudagraph_mark_step_begin()
         output: ContextOutput = self._extend(features, tokens, positions, context, context_mask)
         return output
 

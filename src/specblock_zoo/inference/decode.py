@@ -20,6 +20,8 @@ from specblock_zoo.inference.verify import Prompt, Verifier
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.structures import DraftTree, Round, TreeSettings
 
+MOST_INDEXED = 16384
+"""Latest tokens of a prompt that may be copied from: some 50 ms to index, and 25 MB."""
 MOST_WAITING = 64
 """Pairs that may wait for the drafter before it is run again: their features are kept, and copied once per round."""
 
@@ -58,8 +60,10 @@ class Row:
 
     def copied(self, settings: TreeSettings) -> Copied:
         """What the text so far suggests, no longer than can be committed."""
+        if self.lookup is None:
+            return NOTHING
         most = min(settings.lookup_tokens, self.text.remaining - 1)
-        return self.lookup.continuation(most) if self.lookup is not None else NOTHING
+        return self.lookup.continuation(most).until(self.text.end_tokens)
 
     def can_wait(self) -> bool:
         """Whether the drafter may miss a round: it has read the prompt, and what waits for it is soon read."""
@@ -94,7 +98,8 @@ def prefill(session: Session, prompt: Prompt, texts: Sequence[Text]) -> list[Row
         features, positions = reading.features[index : index + 1, real], prompt.positions[index, real]
         ids = prompt.ids[index : index + 1, real]
         tokens = torch.cat((ids[:, 1:], ids.new_tensor([[token]])), dim=1)
-        lookup = Lookup(text.ids[0].tolist()) if session.settings.lookup_tokens else None
+        mask = None if prompt.mask is None else prompt.mask[index]
+        lookup = lookup_in(text, mask) if session.settings.lookup_tokens else None
         pairs = Pairs(features, tokens, int(positions[0]))
         rows.append(Row(text, token, pairs, context_of(session.drafter), lookup))
         going_on.append(index)
@@ -103,11 +108,25 @@ def prefill(session: Session, prompt: Prompt, texts: Sequence[Text]) -> list[Row
     return rows
 
 
+def lookup_in(text: Text, mask: Tensor | None) -> Lookup:
+    """The n-grams of a text, its padding left out.
+
+    Args:
+        mask: bool `[prompt]`, False for padding; the text's last token comes after it.
+    """
+    ids = text.ids[0]
+    if mask is not None:
+        ids = torch.cat((ids[:-1][mask[1 - len(ids) :]], ids[-1:]))
+    return Lookup(ids[-MOST_INDEXED:].tolist())
+
+
 @torch.no_grad()
 def decode(session: Session, rows: Sequence[Row]) -> Iterator[Round]:
     """Rounds until every text has ended, one per row and target forward. `rows`: what `prefill` returned."""
     verifier = session.verifier
     while rows:
+        if session.drafter.capture is not None:
+            session.drafter.capture.begin_round(verifier.model.device)
         laps = Laps(verifier.model.device)
         paces = [session.account.pace(len(rows)) if session.account else None for _ in rows]
         drafts = [draft(session, row, pace) for row, pace in zip(rows, paces, strict=True)]
@@ -123,14 +142,17 @@ def decode(session: Session, rows: Sequence[Row]) -> Iterator[Round]:
         kept = verifier.commit(trees, verdicts)
         if session.account is not None:
             session.account.settle(paces, drafts, verdicts)
-        rows = [
-            row.after(reading.features[index : index + 1, kept[index]], verdict.committed_tokens, drafts[index][1] > 0)
-            for index, (row, verdict) in enumerate(zip(rows, verdicts, strict=True))
-        ]
         going_on = [index for index, verdict in enumerate(verdicts) if not verdict.finished]
+        rows = [
+            rows[index].after(
+                reading.features[index : index + 1, kept[index]],
+                verdicts[index].committed_tokens,
+                drafted=drafts[index][1] > 0,
+            )
+            for index in going_on
+        ]
         if going_on:
             verifier.narrow(going_on)
-        rows = [rows[index] for index in going_on]
         commit_ms = laps.lap() / len(trees)
         for (tree, calls), verdict in zip(drafts, verdicts, strict=True):
             yield Round(tree, verdict, draft_ms, verify_ms, walk_ms + commit_ms, calls, commit_ms)
@@ -149,7 +171,10 @@ def draft(session: Session, row: Row, pace: Pace | None = None) -> tuple[DraftTr
     copied = row.copied(settings)
     limits = Limits(settings, row.text.remaining - 1, pace, copied)
     if copied.tokens and copied.chance >= settings.lookup_alone and row.can_wait():
-        return finished((), limits), 0
+        alone = finished((), limits)
+        # A copy that is not worth judging leaves the round to the drafter.
+        if len(alone):
+            return alone, 0
     first = refresh(session.drafter, row.drafter_cache, pairs)
     if session.observer is not None:
         session.observer.drafted(row.text, pairs, first.block)

@@ -175,7 +175,9 @@ def account_for(owner: Drafter, session: Session, sampled: bool) -> Account | No
     if wanted == "off":
         return None
     with decode_kernels(verifier.model):
-        costs = costs_for(verifier.model, session.drafter, verifier.form, measure=wanted == "measured")
+        # What a captured forward costs cannot be told from two calls: the first ones compile and record.
+        measure = wanted == "measured" and session.drafter.capture is None
+        costs = costs_for(verifier.model, session.drafter, verifier.form, measure=measure)
     return None if costs is None else account_of(owner, costs, sampled)
 
 

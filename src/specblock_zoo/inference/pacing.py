@@ -68,10 +68,11 @@ class Account:
         for pace, (tree, calls), verdict in zip(paces, drafts, verdicts, strict=True):
             if pace is not None and (calls or len(tree)):
                 ms = self.costs.of(len(tree), pace.starts, pace.pricing.rows, drafted=calls > 0)
-                self._book(ms, len(verdict.committed_tokens), outcomes(tree, verdict), pace.profiles)
+                seen = outcomes(tree, verdict) if calls else None
+                self._book(ms, len(verdict.committed_tokens), seen, pace.profiles)
 
     def _book(
-        self, ms: float, tokens: int, seen: Sequence[tuple[float, bool]], profiles: Sequence[Sequence[float]]
+        self, ms: float, tokens: int, seen: Sequence[tuple[float, bool]] | None, profiles: Sequence[Sequence[float]]
     ) -> None:
         with self._lock:
             spending = self.spending.after(ms, tokens, seen)

@@ -160,11 +160,32 @@ def _has_empty_row(mask: Tensor | None) -> bool:
     return mask is not None and not bool(mask.any(dim=-1).all())
 
 
+def _rotary_limit(model: PreTrainedModel) -> int | None:
+    """Length of a text from which the target's rotary angles follow the longest position of a forward.
+
+    A tree has positions ahead of its root, and would so turn the root otherwise than plain decoding does.
+    """
+    config: Any = model.config.get_text_config()
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    # One table, or one per kind of layer.
+    tables = [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
+    follows = [each for each in tables if each.get("rope_type", each.get("type")) in ("dynamic", "longrope")]
+    limits = [each.get("original_max_position_embeddings") or config.max_position_embeddings for each in follows]
+    return min(limits, default=None)
+
+
 def _options(model: PreTrainedModel, request: Request) -> tuple[Refusal, ...]:
     config, inputs, cache = request.config, request.inputs, request.cache
     other = next((name for name in OTHER_METHODS if getattr(config, name, None)), None)
     extra = sorted(name for name, value in inputs.items() if name not in KNOWN_INPUTS and value is not None)
+    limit, longest = _rotary_limit(model), request.rules.max_length
     return (
+        (
+            limit is not None and longest > limit,
+            f"a text of up to {longest} tokens, rotary angles that change with its length beyond {limit}, and a "
+            "drafter.",
+            "Ask for fewer tokens, or leave assistant_model out for this call.",
+        ),
         (request.input_ids.shape[1] == 0, "an empty prompt and a drafter.", "Pass at least one token."),
         (_has_empty_row(inputs.get("attention_mask")), "a row that is padding only.", "Leave that row out."),
         (inputs.get("use_cache") is False, "use_cache=False and a drafter.", "Remove use_cache=False."),

@@ -77,6 +77,15 @@ class DecodeStats:
         return sum(blocks[node] == LOOKUP_BLOCK for blocks, accepted in trees for node in accepted)
 
     @property
+    def drafter_tau(self) -> float:
+        """Tokens per round that the drafter was run for, copies left out; NaN without such a round."""
+        alone = [round_ for round_ in self.history if round_.drafter_calls == 0 and len(round_.tree) > 0]
+        rounds = self.rounds - len(alone)
+        copied = sum(len(round_.verdict.accepted_nodes) for round_ in alone)
+        own = self.committed - sum(len(round_.verdict.committed_tokens) for round_ in alone)
+        return (own - (self.lookup_accepted - copied)) / rounds if rounds else float("nan")
+
+    @property
     def undrafted_rounds(self) -> int:
         """Rounds with a tree that no drafter forward was spent on."""
         return sum(round_.drafter_calls == 0 and len(round_.tree) > 0 for round_ in self.history)

@@ -6,7 +6,7 @@ processors with a memory, custom criteria and seeds give the text that plain `ge
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -82,6 +82,11 @@ class Text:
     def ids(self) -> Tensor:
         """All tokens so far, int64 `[1, length]`."""
         return self._buffer[:, : self._length]
+
+    @property
+    def end_tokens(self) -> Set[int]:
+        """Tokens that end it."""
+        return self._end_tokens
 
     @property
     def remaining(self) -> int:
