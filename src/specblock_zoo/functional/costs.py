@@ -332,12 +332,11 @@ class Spending:
 
     def after(self, ms: float, tokens: int, outcomes: Sequence[tuple[float, bool]] | None) -> "Spending":
         """After a round of one row; without `outcomes` one that was not drafted, and so says nothing of the drafter."""
-        kept = {"ms": KEEP * self.ms + ms, "tokens": KEEP * self.tokens + tokens, "guess": KEEP * self.guess}
+        spent = replace(self, ms=KEEP * self.ms + ms, tokens=KEEP * self.tokens + tokens, guess=KEEP * self.guess)
         if outcomes is None:
-            return replace(self, **kept)
+            return spent
         return replace(
-            self,
-            **kept,
+            spent,
             calibration=self.calibration.after(outcomes, KEEP),
             outlook=tuple(KEEP * each for each in self.outlook),
             blocks=KEEP * self.blocks,

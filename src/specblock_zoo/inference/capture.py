@@ -23,8 +23,8 @@ from specblock_zoo.models.pretrained import PretrainedDrafter
 from specblock_zoo.structures import FINAL_NORM, BranchMemory, BranchOutput, ContextOutput, KeyValues
 
 ROWS, PAIRS, TOKENS = (4, 16, 64), (8, 16, 24, 32), (8, 16, 32, 64, 128)
-"""Start nodes of a block, pairs of a refresh and tokens of a verify forward are filled up to these. More starts or pairs
-than the last are run as they are; a tree over a static cache has at most the last less the root."""
+"""Start nodes of a block, pairs of a refresh and tokens of a verify forward are filled up to these. Starts and pairs
+beyond the last are run as they are; a tree over a static cache has at most the last less the root."""
 REPLAY: Mapping[str, Any] = {"mode": "reduce-overhead"}
 GRAPHS = 256
 """Shapes of one forward before the compiler gives up on it: those of `ROWS`, for each block, for each capacity."""
