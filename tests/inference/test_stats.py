@@ -37,7 +37,7 @@ def test_what_was_copied_is_told_from_what_was_drafted() -> None:
     stats = DecodeStats(history, prefill_ms=1.0)
     assert (stats.lookup_nodes, stats.lookup_accepted, stats.undrafted_rounds) == (4, 3, 1)
     assert stats.drafter_tau == 1.5, "three of five tokens in the two rounds that were not copied"
-    assert math.isnan(DecodeStats(history[1:2]).drafter_tau)
+    assert math.isnan(DecodeStats(history[1:2], prefill_ms=1.0).drafter_tau)
     assert stats.alpha == {(0, 0): 1.0}, "copies are no block of the drafter"
     assert stats.alpha_by_depth == {1: 1.0, 2: 1.0, 3: 1.0, 4: 0.0}
 
