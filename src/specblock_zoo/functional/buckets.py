@@ -19,8 +19,10 @@ def reads_buckets(settings: TreeSettings) -> bool:
 
     Chains do not, but record them, as the release's do.
     """
-    if settings.chain or settings.independent_slots:
-        return not settings.independent_slots
+    if settings.independent_slots:
+        return False
+    if settings.chain:
+        return True
     # Widths of one alone still leave it to the bucket of a chain whether the next block grows from its end.
     least = 1 if settings.num_blocks == 1 else 2
     return len(set(settings.branching)) > 1 or min(settings.branching[0], settings.beam_width) < least

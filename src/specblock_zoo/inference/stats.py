@@ -79,16 +79,13 @@ class DecodeStats:
     @property
     def drafter_tau(self) -> float:
         """Tokens per round that the drafter was run for, copies left out; NaN without such a round."""
-        alone = [round_ for round_ in self.history if round_.drafter_calls == 0 and len(round_.tree) > 0]
-        rounds = self.rounds - len(alone)
-        copied = sum(len(round_.verdict.accepted_nodes) for round_ in alone)
-        own = self.committed - sum(len(round_.verdict.committed_tokens) for round_ in alone)
-        return (own - (self.lookup_accepted - copied)) / rounds if rounds else float("nan")
+        drafted = DecodeStats(tuple(round_ for round_ in self.history if not _undrafted(round_)), self.prefill_ms)
+        return (drafted.committed - drafted.lookup_accepted) / drafted.rounds if drafted.rounds else float("nan")
 
     @property
     def undrafted_rounds(self) -> int:
         """Rounds with a tree that no drafter forward was spent on."""
-        return sum(round_.drafter_calls == 0 and len(round_.tree) > 0 for round_ in self.history)
+        return sum(map(_undrafted, self.history))
 
     @property
     def draft_ms(self) -> float:
@@ -110,6 +107,10 @@ class DecodeStats:
         """Drafter time / round time, 0..1; NaN without a round."""
         total = self.draft_ms + self.verify_ms + self.other_ms
         return self.draft_ms / total if total else float("nan")
+
+
+def _undrafted(round_: Round) -> bool:
+    return round_.drafter_calls == 0 and len(round_.tree) > 0
 
 
 def tau_of(stats: Sequence[DecodeStats]) -> float:
