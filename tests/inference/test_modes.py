@@ -123,7 +123,7 @@ def test_threads_that_come_at_once_ask_once() -> None:
 def test_unknown_attention_is_refused_with_the_known_ones() -> None:
     model = target_of("llama")
     model.config._attn_implementation = "paged|sdpa"
-    with pytest.raises(UnsupportedOptionError, match=r"paged\|sdpa.*sdpa, eager"):
+    with pytest.raises(UnsupportedOptionError, match=r"paged\|sdpa.*sdpa, sdpa_grouped, eager"):
         form_of(model)
 
 

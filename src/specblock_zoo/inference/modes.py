@@ -10,10 +10,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 from specblock_zoo.errors import UnsupportedOptionError
 from specblock_zoo.functional.tree import ROOT, Node, flatten, path_to
+from specblock_zoo.inference.attention import GROUPED_SDPA
 from specblock_zoo.inference.verify import Form, Prompt, Verifier
 
 FORMS: dict[str, Form] = {
     "sdpa": Form.ADDITIVE,
+    GROUPED_SDPA: Form.ADDITIVE,
     "eager": Form.ADDITIVE,
     "flex_attention": Form.BLOCK,
     "flash_attention_2": Form.CAUSAL,

@@ -7,8 +7,10 @@ compiling.
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from specblock_zoo.errors import UnsupportedOptionError
+from specblock_zoo.inference.attention import use_grouped_attention
 from specblock_zoo.models.decoder import Prepackable
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
@@ -52,8 +54,9 @@ def optimize_for_cpu(model: nn.Module) -> nn.Module:
     """Replaces every linear layer of a model in place, for inference on a CPU; returns the model.
 
     Works on targets and drafters alike; modules of ours that have a twin with fewer products (`Prepackable`) give way
-    to it. Results equal the plain layers' up to rounding. Embeddings stay as they are, also where the head shares them:
-    the head then has its own copy.
+    to it, and a target's `sdpa` attention to one that does not copy keys and values (`grouped_sdpa`). Results equal the
+    plain layers' up to rounding. Embeddings stay as they are, also where the head shares them: the head then has its
+    own copy.
 
     Raises:
         UnsupportedOptionError: no oneDNN operators, another device or dtype than those, or a model in train mode.
@@ -73,6 +76,8 @@ def optimize_for_cpu(model: nn.Module) -> nn.Module:
             "The model is in train mode; packed weights take no gradient.", "Call model.eval()."
         )
     _pack(model)
+    if isinstance(model, PreTrainedModel):
+        use_grouped_attention(model)
     return model
 
 
