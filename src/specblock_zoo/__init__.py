@@ -7,6 +7,7 @@ Importing the package teaches transformers two things: `AutoModel` loads our dra
 from specblock_zoo.errors import SpecBlockError
 from specblock_zoo.hub.zoo import list_entries, load_drafter, locate
 from specblock_zoo.inference import hf_generate
+from specblock_zoo.inference.prepack import optimize_for_cpu
 from specblock_zoo.models import registry, source
 from specblock_zoo.models.specblock.configuration_specblock import SpecBlockConfig
 from specblock_zoo.models.specblock.modeling_specblock import SpecBlockDrafter
@@ -24,6 +25,7 @@ __all__ = [
     "list_entries",
     "load_drafter",
     "load_target",
+    "optimize_for_cpu",
 ]
 
 registry.register()

@@ -18,6 +18,7 @@ CONFIGS = REPOSITORY / "configs" / "train"
 # Summed by hand. The published tensors have 702,599,936 and 652,268,288 with one shift; two have 2 H^2 more.
 PARAMETERS = {
     "smollm2-135m": 14_609_920,
+    "smollm2-135m-gpu": 14_609_920,
     "smollm2-135m-eagle3": 9_808_128,
     "smollm2-135m-medusa": 4 * (576**2 + 576 + 8192 * 576),
     "llama-3.1-8b": 702_599_936 + 2 * 4096**2,
@@ -26,6 +27,7 @@ PARAMETERS = {
 }
 TARGET_PARAMETERS = {
     "smollm2-135m": 134_515_008,
+    "smollm2-135m-gpu": 134_515_008,
     "smollm2-135m-eagle3": 134_515_008,
     "smollm2-135m-medusa": 134_515_008,
     "llama-3.1-8b": 8_030_261_248,

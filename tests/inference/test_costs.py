@@ -59,11 +59,11 @@ def test_the_key_tells_apart_what_decides_speed_and_nothing_else() -> None:
     [
         "",
         "[]",
-        '{"version": 2}',
-        json.dumps({"version": 2, "costs": {"verify": {}, "branch": {}, "first_block": 1}}),
+        '{"version": 3}',
+        json.dumps({"version": 3, "costs": {"verify": {}, "branch": {}, "first_block": 1}}),
         json.dumps(
             {
-                "version": 2,
+                "version": 3,
                 "costs": {
                     "verify": {"sizes": [1, 1], "ms": [1, 2]},
                     "branch": {"sizes": [1], "ms": [1]},
@@ -73,7 +73,7 @@ def test_the_key_tells_apart_what_decides_speed_and_nothing_else() -> None:
         ),
         json.dumps(
             {
-                "version": 2,
+                "version": 3,
                 "costs": {
                     "verify": {"sizes": [1], "ms": [-1]},
                     "branch": {"sizes": [1], "ms": [1]},

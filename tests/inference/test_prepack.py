@@ -8,11 +8,20 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specblock_zoo.errors import UnsupportedOptionError
-from specblock_zoo.inference.prepack import PackedLinear, can_prepack, optimize_for_cpu
+from specblock_zoo.inference import prepack
+from specblock_zoo.inference.prepack import (
+    Int8Linear,
+    PackedLinear,
+    can_prepack,
+    can_round,
+    is_packed,
+    optimize_for_cpu,
+)
 from specblock_zoo.structures import BranchMemory, BranchOutput, ContextOutput, KeyValues
 from tests.support.drafters import HIDDEN, VOCAB, tiny_drafter, tiny_eagle3
 
 needs_onednn = pytest.mark.skipif(not can_prepack(), reason="this torch build has no oneDNN operators")
+needs_vnni = pytest.mark.skipif(not can_round(), reason="this processor does not multiply 8-bit numbers")
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 
@@ -75,3 +84,60 @@ def test_models_that_still_train_are_refused() -> None:
 def test_other_dtypes_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedOptionError, match="float64"):
         optimize_for_cpu(tiny_target().double())
+
+
+@needs_vnni
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+@torch.no_grad()
+def test_rounded_layer_is_close_and_rows_do_not_depend_on_each_other(bias: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(512, 300, bias=bias, dtype=dtype), torch.randn(2, 5, 512).to(dtype)
+    x[0, 0] *= 1000
+    rounded = Int8Linear(linear)
+    found, expected = rounded(x), linear.float()(x.float())
+    assert found.dtype == dtype
+    assert ((found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 0.02
+    for row, state in zip(found.flatten(0, 1), x.flatten(0, 1), strict=True):
+        torch.testing.assert_close(rounded(state[None])[0], row, atol=1e-6, rtol=1e-6)
+
+
+@needs_vnni
+@torch.no_grad()
+@pytest.mark.parametrize("value", [0.0, 1e-38, 1e30, float("inf"), float("nan")])
+def test_rounded_layer_survives_any_number(value: float) -> None:
+    linear = torch.nn.Linear(64, 32, bias=False)
+    x = torch.randn(3, 64)
+    expected = Int8Linear(linear)(x)
+    x[1] = value
+    found = Int8Linear(linear)(x)
+    assert torch.equal(found[::2], expected[::2])
+    assert value != 0 or not found[1].any()
+
+
+@needs_vnni
+@pytest.mark.parametrize(("make", "exact"), [(tiny_drafter, "input_layer.condition_proj"), (tiny_eagle3, "fc")])
+def test_large_weights_of_drafters_are_rounded_but_what_reads_features(
+    make: Callable[[], Any], exact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepack, "LARGE_WEIGHT", 1)
+    drafter = optimize_for_cpu(make())
+    assert is_packed(drafter)
+    layers = {name: type(module) for name, module in drafter.named_modules() if hasattr(module, "in_features")}
+    assert layers.pop(exact) is PackedLinear
+    assert set(layers.values()) == {Int8Linear}
+
+
+@needs_vnni
+def test_targets_small_weights_and_whoever_asks_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(isinstance(module, Int8Linear) for module in optimize_for_cpu(tiny_drafter()).modules())
+    monkeypatch.setattr(prepack, "LARGE_WEIGHT", 1)
+    for model in (optimize_for_cpu(tiny_target()), optimize_for_cpu(tiny_drafter(), int8=False)):
+        assert not any(isinstance(module, Int8Linear) for module in model.modules())
+
+
+@needs_onednn
+def test_processors_without_8_bit_products_get_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepack, "LARGE_WEIGHT", 1)
+    monkeypatch.setattr(prepack, "can_round", lambda: False)
+    assert not any(isinstance(module, Int8Linear) for module in optimize_for_cpu(tiny_drafter()).modules())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
+from specblock_zoo.inference import prepack
 from specblock_zoo.inference.prepack import can_prepack, optimize_for_cpu
 from specblock_zoo.models import registry
 from specblock_zoo.models.configuration import drafter_fields
@@ -55,8 +56,12 @@ def test_random_weights_change_nothing_but_speed(kind: str) -> None:
 
 @pytest.mark.skipif(not can_prepack(), reason="this torch build has no oneDNN operators")
 @kinds
+@pytest.mark.parametrize("large", [1, 1 << 17])
 @pytest.mark.parametrize("extra", [{}, {"residual_layers": 0}])
-def test_packed_weights_change_nothing_but_speed(kind: str, extra: dict[str, int]) -> None:
+def test_packed_and_rounded_weights_change_nothing_but_speed(
+    kind: str, extra: dict[str, int], large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepack, "LARGE_WEIGHT", large)
     if not set(extra) <= set(drafter_fields(DRAFTERS[kind].config)):
         pytest.skip("an option of another kind")
     drafter = optimize_for_cpu(random_drafter(target("llama"), kind=kind, **extra).eval())
@@ -66,12 +71,16 @@ def test_packed_weights_change_nothing_but_speed(kind: str, extra: dict[str, int
 
 @kinds
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
-def test_hostile_weights_change_nothing_but_speed(kind: str, value: float) -> None:
+def test_hostile_weights_change_nothing_but_speed(kind: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = random_drafter(target("qwen3"), kind=kind)
     for parameter in drafter.parameters():
         parameter.data.fill_(value)
     drafter.d2t[::2] = 10_000
     assert torch.equal(generate(target("qwen3"), prompt_ids(PROMPT), NEW, assistant_model=drafter), plain("qwen3"))
+    if can_prepack():
+        monkeypatch.setattr(prepack, "LARGE_WEIGHT", 1)
+        optimize_for_cpu(drafter.eval())
+        assert torch.equal(generate(target("qwen3"), prompt_ids(PROMPT), NEW, assistant_model=drafter), plain("qwen3"))
 
 
 @kinds

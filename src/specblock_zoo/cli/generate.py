@@ -18,6 +18,7 @@ from specblock_zoo.cli.drawing import ACCEPTED, BONUS, draw_round
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.hub.pairing import check_pair
 from specblock_zoo.hub.zoo import load_drafter
+from specblock_zoo.inference.prepack import optimize_on_cpu
 from specblock_zoo.inference.stats import DecodeStats
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.targets.local import load_target
@@ -169,6 +170,7 @@ def prepare(prompt: str, drafting: Drafting, target: str, max_new_tokens: int, d
         check_pair(model, tokenizer, drafter)
     input_ids = encode_prompt(tokenizer, prompt)
     check_fits(input_ids.shape[1], max_new_tokens, model.config.max_position_embeddings)
+    optimize_on_cpu(*(each for each in (model, drafter) if each is not None))
     return Prepared(model, tokenizer, drafter, input_ids)
 
 

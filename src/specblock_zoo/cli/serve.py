@@ -6,10 +6,12 @@ from jsonargparse.typing import restricted_number_type
 from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.adaptation.session import AdaptiveDrafter
+from specblock_zoo.adaptation.settings import AdaptationConfig
 from specblock_zoo.cli.generate import DEFAULT_TARGET, DtypeName, dtype_of
 from specblock_zoo.errors import ConfigurationError, MissingPackageError
 from specblock_zoo.hub.pairing import check_pair
 from specblock_zoo.hub.zoo import load_drafter
+from specblock_zoo.inference.prepack import optimize_on_cpu
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.targets.local import load_target
 
@@ -56,8 +58,11 @@ def serve(
     assistant: Drafter | None = load_drafter(drafter, dtype=model.dtype) if drafter is not None else None
     if assistant is not None:
         check_pair(model, tokenizer, assistant)
+    packed = optimize_on_cpu(model)
     if adapt and assistant is not None:
-        assistant = AdaptiveDrafter(assistant)
+        assistant = AdaptiveDrafter(assistant, AdaptationConfig(prepack=packed))
+    elif assistant is not None:
+        optimize_on_cpu(assistant)
     app = build_app(target, model, tokenizer, assistant)
     uvicorn.run(app, host=host, port=port, log_level="info", timeout_graceful_shutdown=SECONDS_TO_FINISH)
 
