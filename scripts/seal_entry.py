@@ -12,15 +12,17 @@ import yaml
 from jsonargparse import auto_cli
 
 from specblock_zoo.hub.entry import ENTRY_FILE, ENTRY_VERSION, hash_files, parse_entry, write_entry
+from specblock_zoo.models.folders import weight_files
 
-SEALED_FILES = ("config.json", "model.safetensors")
+INDEX_FILE = "model.safetensors.index.json"
+"""Of weights that are split; names the part that holds each tensor."""
 
 
 def seal(folder: Path) -> None:
     """Rewrites `folder/entry.yaml` with hashes, kind, block width, tap layers and vocabulary size taken from the files.
 
     Args:
-        folder: of the drafter, with `config.json`, `model.safetensors` and the hand-written fields.
+        folder: of the drafter, with `config.json`, weights (one file or split) and the hand-written fields.
     """
     path = folder / ENTRY_FILE
     fields = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -33,7 +35,8 @@ def seal(folder: Path) -> None:
         "tap_layers": config["tap_layers"],
     }
     fields["draft_vocabulary"] = {"size": config["draft_vocab_size"], "coverage": config["vocab_coverage"]}
-    fields["files"] = hash_files(folder, SEALED_FILES)
+    index = [INDEX_FILE] if (folder / INDEX_FILE).is_file() else []
+    fields["files"] = hash_files(folder, ("config.json", *(file.name for file in weight_files(folder)), *index))
     write_entry(parse_entry(fields, str(path)), folder)
     sys.stdout.write(f"sealed {path}\n")
 

@@ -1,11 +1,14 @@
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from specblock_zoo.data.answers import (
     AnswerSettings,
+    Prompt,
     answered_ids,
     messages_of,
     plan_batches,
@@ -13,7 +16,7 @@ from specblock_zoo.data.answers import (
     temperature_of,
     write_answers,
 )
-from specblock_zoo.data.engines import LocalEngine
+from specblock_zoo.data.engines import LocalEngine, Question
 from specblock_zoo.data.records import read_records
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError, UnknownNameError
 from tests.support.tiny_pair import character_tokenizer
@@ -83,14 +86,38 @@ def test_finished_answers_are_not_made_again(settings, monkeypatch):
 
 def test_batches_have_one_temperature_and_like_lengths(settings):
     prompts, _ = read_prompts(settings, character_tokenizer())
-    batches = list(plan_batches(prompts, 3))
+    batches = plan_batches(prompts, 3)
     assert sorted(p.question.id for batch in batches for p in batch) == sorted(p["id"] for p in PROMPTS)
     for batch in batches:
         assert len({prompt.temperature for prompt in batch}) == 1
         assert len(batch) <= 3
     for temperature in settings.temperatures:
-        lengths = [len(p.question.prompt_ids) for b in batches for p in b if p.temperature == temperature]
+        like = [[len(p.question.prompt_ids) for p in b] for b in batches if b[0].temperature == temperature]
+        lengths = [length for batch in sorted(like) for length in batch]
         assert lengths == sorted(lengths)
+
+
+def test_the_order_of_batches_is_drawn_so_that_a_part_is_a_fair_sample():
+    ids = [f"p{i}" for i in range(600)]
+    prompts = [Prompt(Question(name, (1,) * (1 + i // 3)), float(i % 3), {}) for i, name in enumerate(ids)]
+    batches = plan_batches(prompts, 10)
+    assert plan_batches(prompts, 10) == batches != plan_batches(prompts, 10, seed=1)
+    half = [prompt for batch in batches[:30] for prompt in batch]
+    assert min(Counter(prompt.temperature for prompt in half).values()) >= 60
+    mean = sum(len(prompt.question.prompt_ids) for prompt in half) / len(half)
+    assert mean == pytest.approx(100, abs=25)
+
+
+def test_a_run_out_of_time_leaves_the_rest_to_a_later_one(settings, tmp_path, monkeypatch):
+    write_answers(settings)
+    part = replace(settings, out=str(tmp_path / "part.jsonl"), max_seconds=100.0)
+    times = iter([0.0, 0.0, 99.0, 100.0])
+    monkeypatch.setattr("specblock_zoo.data.answers.time", SimpleNamespace(monotonic=lambda: next(times)))
+    first = write_answers(part)
+    assert 0 < first <= 6
+    monkeypatch.undo()
+    assert write_answers(part) == 11 - first
+    assert lines_of(part) == lines_of(settings)
 
 
 def test_long_prompts_are_left_out_and_counted(settings):
@@ -131,6 +158,7 @@ def test_an_unfinished_last_line_is_cut_off(tmp_path):
         ({"batch_size": 0}, ConfigurationError, "batch_size is 0"),
         ({"temperatures": (0.0, -1.0)}, ConfigurationError, "-1.0"),
         ({"temperatures": ()}, ConfigurationError, "temperatures"),
+        ({"max_seconds": 0.0}, ConfigurationError, "max_seconds is 0.0"),
         ({"dtype": "int4"}, ConfigurationError, "int4"),
         ({"out": "answers.jsonl.gz"}, ConfigurationError, "answers.jsonl.gz"),
     ],

@@ -2,7 +2,8 @@ import numpy as np
 import torch
 
 from specblock_zoo.data.examples import Example
-from specblock_zoo.data.vocab import choose_vocabulary, count_supervised
+from specblock_zoo.data.vocab import choose_vocabulary, count_supervised, take_vocabulary
+from tests.support.tiny_pair import VOCAB_SIZE, tiny_drafter
 
 
 def example(ids, supervised):
@@ -33,3 +34,12 @@ def test_a_target_smaller_than_the_draft_vocabulary_is_taken_whole():
     assert vocab.t2d.all()
     assert torch.equal(vocab.d2t, torch.zeros(12, dtype=torch.int64))
     assert vocab.coverage == 1.0
+
+
+def test_the_vocabulary_of_a_drafter_in_several_files_is_found(tmp_path):
+    drafter = tiny_drafter()
+    drafter.save_pretrained(tmp_path, max_shard_size="8KB")
+    assert not (tmp_path / "model.safetensors").exists()
+    vocab = take_vocabulary(tmp_path, EXAMPLES, VOCAB_SIZE)
+    assert torch.equal(vocab.t2d, drafter.t2d)
+    assert torch.equal(vocab.d2t, drafter.d2t)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
-from specblock_zoo.models.folders import check_shapes, fresh_folder, read_shapes, read_tensors
+from specblock_zoo.models.folders import check_shapes, fresh_folder, read_named, read_shapes, read_tensors
 
 
 def test_a_folder_appears_at_the_end(tmp_path: Path) -> None:
@@ -67,3 +67,14 @@ def test_differing_shapes_are_named(tmp_path: Path) -> None:
     check_shapes({"a": (1,)}, {"a": (1,)}, tmp_path)
     with pytest.raises(WeightsMismatchError, match=r"a: expected \(1,\), found \(2,\); b: expected None, found \(3,\)"):
         check_shapes({"a": (1,)}, {"a": (2,), "b": (3,)}, tmp_path)
+
+
+def test_named_tensors_are_found_in_whatever_part_holds_them(tmp_path: Path) -> None:
+    parts = [tmp_path / f"model-{number}.safetensors" for number in (1, 2)]
+    save_file({"a": torch.ones(2), "b": torch.zeros(1)}, parts[0])
+    save_file({"c": torch.ones(1)}, parts[1])
+    found = read_named(parts, ("a", "c", "absent"))
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [1.0, 1.0], "c": [1.0]}
+    parts[1].write_bytes(b"half")
+    with pytest.raises(WeightsMismatchError, match="model-2"):
+        read_named(parts, ("a",))

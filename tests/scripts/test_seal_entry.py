@@ -8,9 +8,10 @@ import yaml
 
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.hub.entry import ENTRY_FILE, read_entry, verify_files, write_entry
+from specblock_zoo.hub.verify import verify
 from tests.support.measured import entry
 from tests.support.scripts import load_script
-from tests.support.tiny_pair import VOCAB_SIZE, TinyFolders
+from tests.support.tiny_pair import VOCAB_SIZE, TinyFolders, tiny_drafter
 
 script = load_script("seal_entry")
 
@@ -33,6 +34,17 @@ def test_a_sealed_entry_matches_its_files(folder: Path) -> None:
     assert sealed.draft_vocabulary is not None
     assert (sealed.draft_vocabulary.size, sealed.draft_vocabulary.coverage) == (VOCAB_SIZE // 2, 0.9)
     assert sealed.training == entry().training
+
+
+def test_split_weights_are_sealed_part_by_part(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    tiny_drafter().save_pretrained(folder, max_shard_size="8KB")
+    script.seal(folder)
+    sealed = read_entry(folder)
+    parts = {file.name for file in folder.glob("model-*.safetensors")}
+    assert len(parts) > 1
+    assert set(sealed.files) == {"config.json", "model.safetensors.index.json", *parts}
+    assert verify(sealed, folder).fault is None
 
 
 def test_an_entry_that_would_not_be_read_is_not_written(folder: Path) -> None:

@@ -37,6 +37,14 @@ def test_a_second_save_replaces_the_first_and_leaves_nothing_behind(tmp_path: Pa
     assert sorted(path.name for path in (tmp_path / "drafter").iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_weights_can_be_split_and_load_as_before(tmp_path: Path) -> None:
+    drafter = tiny_drafter(seed=0)
+    save_folder(drafter, tmp_path / "drafter", max_shard_size=4096)
+    assert len(list((tmp_path / "drafter").glob("model-*.safetensors"))) > 1
+    loaded = SpecBlockDrafter.from_pretrained(tmp_path / "drafter")
+    assert torch.equal(loaded.lm_head.weight, drafter.lm_head.weight)
+
+
 def test_an_interrupted_save_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_folder(tiny_drafter(seed=0), tmp_path / "drafter")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specblock_zoo.errors import ConfigurationError
-from specblock_zoo.training.schedules import warmup_cosine
+from specblock_zoo.training.schedules import resize, warmup_cosine
 
 
 def rates(total: float, fraction: float) -> list[float]:
@@ -39,3 +39,19 @@ def test_any_warmup_lasts_at_least_one_update() -> None:
 def test_a_run_without_end_or_a_fraction_out_of_range_is_refused(total: float, fraction: float) -> None:
     with pytest.raises(ConfigurationError, match=r"inf|0 updates|warmup_fraction"):
         warmup_cosine(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), total, fraction)
+
+
+def test_a_resized_schedule_goes_on_as_one_of_the_new_length() -> None:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in (2.0, 1.0)]
+    optimizer = torch.optim.SGD(groups)
+    schedule = warmup_cosine(optimizer, 1000, 0.2)
+    for update in range(1, 21):
+        if update == 6:
+            resize(schedule, 20, 0.2)
+        optimizer.step()
+        schedule.step()
+        if update >= 6:
+            assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(
+                [rates(20, 0.2)[update], rates(20, 0.2)[update] / 2]
+            )
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0)

@@ -1,13 +1,16 @@
 """Prompts -> answers by the target itself: a drafter learns the distribution it will be judged by.
 
 Batches are planned from all prompts, so that a resumed run makes the batches the interrupted one would have made, and
-the finished file is the same to the byte.
+the finished file is the same to the byte. Their order is drawn, so that what an interrupted run has answered is a fair
+sample of the prompts: of all temperatures and lengths.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import random
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,8 @@ class AnswerSettings:
         engine: who runs the target: local.
         dtype: of the target's weights: float32, bfloat16, float16; the fastest exact one of the device when not given.
         device: where the target runs.
-        seed: of the sampling.
+        seed: of the sampling, and of the order of the batches.
+        max_seconds: begin no batch later than this after the start; what is left is for a later call.
     """
 
     prompts: list[str]
@@ -59,6 +63,7 @@ class AnswerSettings:
     dtype: str | None = None
     device: str = "cpu"
     seed: int = 0
+    max_seconds: float | None = None
 
     def check(self) -> None:
         """Raises `ConfigurationError` or `UnknownNameError` unless every value is in range."""
@@ -68,6 +73,10 @@ class AnswerSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} is {value}; expected at least 1.", "Correct the argument.")
+        if self.max_seconds is not None and self.max_seconds <= 0:
+            raise ConfigurationError(
+                f"max_seconds is {self.max_seconds}; expected a number above 0.", "Correct the argument."
+            )
         if not self.temperatures or min(self.temperatures) < 0:
             raise ConfigurationError(
                 f"temperatures are {self.temperatures}; expected one or more, each at least 0.", "Correct them."
@@ -137,12 +146,15 @@ def read_prompts(settings: AnswerSettings, tokenizer: PreTrainedTokenizerBase) -
     return prompts, too_long
 
 
-def plan_batches(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[Prompt]]:
-    """Batches of one temperature and like length, the shortest first."""
+def plan_batches(prompts: Sequence[Prompt], batch_size: int, seed: int = 0) -> list[list[Prompt]]:
+    """Batches of one temperature and like length, in an order drawn with `seed`."""
+    batches: list[list[Prompt]] = []
     for temperature in sorted({prompt.temperature for prompt in prompts}):
         like = [prompt for prompt in prompts if prompt.temperature == temperature]
         like.sort(key=lambda prompt: (len(prompt.question.prompt_ids), prompt.question.id))
-        yield from (like[start : start + batch_size] for start in range(0, len(like), batch_size))
+        batches += [like[start : start + batch_size] for start in range(0, len(like), batch_size)]
+    random.Random(seed).shuffle(batches)
+    return batches
 
 
 def answered_ids(out: Path) -> set[str]:
@@ -172,33 +184,40 @@ def as_line(prompt: Prompt, answer: Answer, target: str) -> str:
 
 
 def write_answers(settings: AnswerSettings) -> int:
-    """Answers every prompt that `settings.out` has no answer for; returns how many that were.
+    """Answers every prompt that `settings.out` has no answer for, as far as the time allows; returns how many it was.
 
     Raises:
         ConfigurationError, UnknownNameError, BadRecordError, EmptyDataError: bad input.
         MissingPackageError: an embedded target whose package is absent.
     """
     settings.check()
+    ends = time.monotonic() + (settings.max_seconds or float("inf"))
     dtype = DTYPES[settings.dtype] if settings.dtype else fast_dtype(settings.device)
     model, tokenizer = load_target(settings.target, dtype, settings.device)
     prompts, too_long = read_prompts(settings, tokenizer)
     out = Path(settings.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     done = answered_ids(out)
-    batches = [batch for batch in plan_batches(prompts, settings.batch_size) if not _ids(batch) <= done]
+    planned = plan_batches(prompts, settings.batch_size, settings.seed)
+    batches = [batch for batch in planned if not _ids(batch) <= done]
     console = Console(stderr=True)
     left = sum(len(_ids(batch) - done) for batch in batches)
     console.print(f"{len(prompts):,} prompts ({too_long} too long), {left:,} without an answer", highlight=False)
     engine = engine_class(settings.engine)(model, tokenizer)
+    written = 0
     with out.open("a", encoding="utf-8") as stream:
         for batch in track(batches, description="answers", console=console):
+            if time.monotonic() >= ends:
+                break
             # A batch cut short by a kill is made again whole: its sampling depends on all of it.
             lines = _answer(engine, batch, settings)
             pairs = zip(batch, lines, strict=True)
-            stream.write("".join(line for prompt, line in pairs if prompt.question.id not in done))
+            new = [line for prompt, line in pairs if prompt.question.id not in done]
+            stream.write("".join(new))
             stream.flush()
             os.fsync(stream.fileno())
-    return left
+            written += len(new)
+    return written
 
 
 def _ids(batch: Sequence[Prompt]) -> set[str]:

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Int64
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specblock_zoo.data.examples import Example
-from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
 from specblock_zoo.functional.vocab import VocabMap, build_vocab_map, check_vocab_map
+from specblock_zoo.models.folders import read_named
 
 
 def count_supervised(examples: Iterable[Example], vocab_size: int) -> Int64[Tensor, " target_vocab"]:
@@ -32,24 +32,24 @@ def choose_vocabulary(
 
 
 VOCAB_FILE = "vocab.safetensors"
-DRAFTER_FILE = "model.safetensors"
+DRAFTER_FILES = "model*.safetensors"
 
 
 def take_vocabulary(folder: Path, examples: Iterable[Example], vocab_size: int) -> VocabMap:
-    """The map of a cache or drafter folder; its coverage is counted on these examples.
+    """The map of a cache or drafter folder (split or not); its coverage is counted on these examples.
 
     Raises:
         ConfigurationError: the folder holds no map.
         VocabularyMismatchError: the map contradicts itself, or is for a target of another vocabulary.
     """
-    file = next((folder / name for name in (VOCAB_FILE, DRAFTER_FILE) if (folder / name).is_file()), folder)
+    own = folder / VOCAB_FILE
     try:
-        with safe_open(file, framework="pt") as tensors:
-            d2t, t2d = tensors.get_tensor("d2t"), tensors.get_tensor("t2d")
-    except (OSError, SafetensorError) as cause:
+        found = read_named([own] if own.is_file() else sorted(folder.glob(DRAFTER_FILES)), ("d2t", "t2d"))
+        d2t, t2d = found["d2t"], found["t2d"]
+    except (OSError, KeyError, WeightsMismatchError) as cause:
         raise ConfigurationError(
             f"vocabulary is {str(folder)!r}; no draft vocabulary can be read there ({cause}).",
-            f"Give the folder of a cache ({VOCAB_FILE}) or of a drafter ({DRAFTER_FILE}).",
+            f"Give the folder of a cache ({VOCAB_FILE}) or of a drafter ({DRAFTER_FILES}).",
         ) from cause
     check_vocab_map(d2t, t2d, vocab_size)
     counts = count_supervised(examples, vocab_size)

@@ -3,15 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import safe_open
-from torch import Tensor
-
 from specblock_zoo.bench.records import Results, read_results
 from specblock_zoo.errors import ConfigurationError, SpecBlockError
 from specblock_zoo.functional.vocab import check_vocab_map
 from specblock_zoo.hub.entry import ZooEntry, verify_files
 from specblock_zoo.models.configuration import DrafterConfig
-from specblock_zoo.models.folders import check_shapes, read_shapes, weight_files
+from specblock_zoo.models.folders import check_shapes, read_named, read_shapes, weight_files
 from specblock_zoo.models.pretrained import shapes_of, skeleton
 from specblock_zoo.models.registry import kind_of, kind_of_folder
 
@@ -74,11 +71,7 @@ def check_config(entry: ZooEntry, config: DrafterConfig) -> None:
 def check_tensors(config: DrafterConfig, folder: Path) -> None:
     """Raises `WeightsMismatchError` or `VocabularyMismatchError`; reads headers and the two vocabulary tables only."""
     check_shapes(shapes_of(skeleton(kind_of(config.model_type).model, config)), read_shapes(folder), folder)
-    tables: dict[str, Tensor] = {}
-    for file in weight_files(folder):
-        with safe_open(file, framework="pt") as opened:
-            held = set(opened.keys())
-            tables |= {name: opened.get_tensor(name) for name in ("d2t", "t2d") if name in held}
+    tables = read_named(weight_files(folder), ("d2t", "t2d"))
     check_vocab_map(tables["d2t"], tables["t2d"], config.vocab_size)
 
 

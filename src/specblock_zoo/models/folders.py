@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -72,6 +72,16 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     for file in weight_files(folder):
         tensors |= read_file(file)
     return tensors
+
+
+def read_named(files: Iterable[Path], names: Collection[str]) -> dict[str, Tensor]:
+    """The tensors of these names in safetensors files; raises `WeightsMismatchError` when a file is not whole."""
+    found: dict[str, Tensor] = {}
+    for file in files:
+        with _whole(file), safe_open(file, framework="pt") as opened:
+            held = set(opened.keys())
+            found |= {name: opened.get_tensor(name) for name in names if name in held}
+    return found
 
 
 def read_file(file: Path) -> dict[str, Tensor]:

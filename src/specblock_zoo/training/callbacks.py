@@ -19,17 +19,20 @@ from specblock_zoo.models.decoder import FeedForward
 EXPORTS = {"last": "drafter", "best": "drafter-best"}
 
 
-def save_folder(drafter: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+def save_folder(
+    drafter: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor] | None = None, **options: Any
+) -> None:
     """Writes the drafter to `folder`, file by file in place of what is there; no reader ever sees half a file.
 
     Weights keep their dtype; token embeddings are the target's and are not written.
 
     Args:
         weights: its state dict where that is not what the module holds.
+        options: of `save_pretrained`, such as `max_shard_size` (bytes).
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as draft:
-        drafter.save_pretrained(draft, state_dict=None if weights is None else dict(weights))
+        drafter.save_pretrained(draft, state_dict=None if weights is None else dict(weights), **options)
         # config.json sorts before the weights, so that new weights never meet an old configuration.
         for file in sorted(Path(draft).iterdir()):
             # safetensors gives its files to their writer alone.

@@ -2,7 +2,8 @@
 
 import math
 
-from torch.optim import Optimizer
+import torch
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_cosine_schedule_with_warmup
 
@@ -28,3 +29,10 @@ def warmup_cosine(optimizer: Optimizer, total_updates: float, warmup_fraction: f
         )
     total = int(total_updates)
     return get_cosine_schedule_with_warmup(optimizer, math.ceil(warmup_fraction * total), total)
+
+
+def resize(schedule: LambdaLR, total_updates: float, warmup_fraction: float) -> None:
+    """Lets a schedule under way go on as one of `total_updates` would, from its next update; errors as above."""
+    # Only for the function of the update inside it.
+    other = warmup_cosine(SGD([torch.zeros(1)], lr=1.0), total_updates, warmup_fraction)
+    schedule.lr_lambdas = [other.lr_lambdas[0]] * len(schedule.lr_lambdas)
