@@ -17,7 +17,6 @@ from specblock_zoo.adaptation.bandit import (
     Dropped,
     Event,
     Frozen,
-    Moments,
     RolledBack,
     Sample,
     Synced,
@@ -26,10 +25,12 @@ from specblock_zoo.adaptation.bandit import (
     step,
     to_json,
 )
+from specblock_zoo.adaptation.drift import DriftSettings, Fall
 from specblock_zoo.errors import ConfigurationError
 
 BOTH = (Action.HEAD, Action.FULL)
-FEW = BanditSettings(warm_up=2, cold_start=2, window=3, explore_share=1.0, horizon=20, shift_z=100.0)
+DEAF = DriftSettings(alarm=1e9)
+FEW = BanditSettings(warm_up=2, cold_start=2, window=3, explore_share=1.0, horizon=20, drift=DEAF)
 EVEN = Sample(0.0, 1.0, 2.0)
 
 
@@ -82,6 +83,7 @@ def test_life_cycle(rows: list[tuple[Answered, bool, int]], actions: tuple[Actio
         state, decision = step(settings, state, event)
         assert from_json(to_json(state)) == state
         assert len(state.recent) <= settings.window
+        assert (decision.shift is not None) == (state.alert == settings.alert)
         assert state.queries == before.queries + 1
         if decision.action is not Action.SKIP:
             assert decision.action in event.ready
@@ -93,7 +95,9 @@ def test_life_cycle(rows: list[tuple[Answered, bool, int]], actions: tuple[Actio
             assert not decision.revert
             promising = state.gains.get(decision.action, 0) > 0
             known = state.costs.get(decision.action)
-            assert promising or known is None or state.spent + known <= settings.explore_share * state.served
+            allowed = max(settings.explore_share * state.served, state.allowance if state.alert else 0.0)
+            assert promising or known is None or state.spent + known <= allowed
+            assert decision.shift is None
             due = (delay, works)
         since_sync += 1
         if due is not None and due[0] == 0:
@@ -266,14 +270,91 @@ def test_easier_prompts_do_not_credit_an_update() -> None:
     assert decisions[-1].reward == pytest.approx(0.0, abs=0.05)
 
 
-def test_a_shift_forgets_the_gains() -> None:
-    settings = replace(FEW, shift_z=4.0)
-    state = settled(gains={Action.HEAD: -1.0, Action.FULL: -1.0})
+WATCHFUL = replace(FEW, drift=DriftSettings(), explore_share=0.0, shift_credit=1.5, alert=10)
+
+
+def harder(settings: BanditSettings, **changes: object) -> tuple[BanditState, list[Decision]]:
+    """Twenty queries like each other, then harder ones until the alarm."""
+    state = settled(gains={Action.HEAD: -1.0, Action.FULL: -1.0}, **changes)
     for number in range(20):
-        state, _ = play(settings, state, query(tau=2.0 + (number % 2) / 10, ready=()))
-    assert state.gains
-    state, _ = play(settings, state, *[query(tau=1.2, ready=())] * 3)
-    assert (state.gains, state.events) == ({}, 0)
+        state, decisions = play(settings, state, query(tau=2.0 + (number % 2) / 10, ready=()))
+    while decisions[-1].shift is None:
+        state, more = play(settings, state, query(tau=1.5))
+        decisions += more
+    return state, decisions[1:]
+
+
+def test_a_shift_is_noticed_and_said() -> None:
+    state, decisions = harder(WATCHFUL)
+    assert len(decisions) <= 4
+    assert decisions[-1] == Decision(reason="shift", shift=70)
+    assert (state.gains, state.fall, state.alert) == ({}, Fall(), WATCHFUL.alert)
+    assert {each.tau for each in state.recent} == {1.5}
+
+
+def test_an_easier_traffic_is_no_shift() -> None:
+    state, _ = play(WATCHFUL, BanditState(), *[query(tau=2.0, ready=())] * 20)
+    state, decisions = play(WATCHFUL, state, *[query(tau=4.0, ready=())] * 20)
+    assert all(each.shift is None for each in decisions)
+
+
+def test_a_window_across_a_shift_teaches_nothing() -> None:
+    longer = replace(WATCHFUL, window=8)
+    state, _ = play(longer, settled(), *[query(tau=2.0 + (number % 2) / 10, ready=()) for number in range(20)])
+    state, _ = play(longer, replace(state, trigger=9), Synced(Action.HEAD, 0.0), *[query(tau=1.5, ready=())] * 8)
+    assert (state.measurement, state.gains, state.declines) == (None, {}, 0)
+
+
+def test_a_shift_affords_trying_anew_whatever_was_spent() -> None:
+    state, _ = harder(WATCHFUL, spent=40.0, costs={Action.HEAD: 1.0, Action.FULL: 9.0})
+    assert state.allowance == pytest.approx(40.0 + WATCHFUL.shift_credit)
+    state, decisions = play(WATCHFUL, state, query())
+    assert (decisions[-1].action, decisions[-1].reason) == (Action.HEAD, "explore")
+    state, _ = play(WATCHFUL, state, Synced(Action.HEAD, 1.0))
+    poor = replace(state, measurement=None, cool_down=0, gains={Action.HEAD: -0.1})
+    assert play(WATCHFUL, poor, query(draws=(0.0, 0.0)))[1][0].reason == "budget", "the credit is spent"
+
+
+def test_an_alert_ends() -> None:
+    state, _ = harder(WATCHFUL, spent=40.0, costs=dict.fromkeys(BOTH, 1.0))
+    state, _ = play(WATCHFUL, state, *[query(ready=())] * WATCHFUL.alert)
+    assert state.alert == 0
+    assert play(WATCHFUL, state, query())[1][0].reason == "budget"
+
+
+def test_on_the_alert_the_credit_is_spent_whatever_was_measured() -> None:
+    alert = settled(alert=5, spent=8.0, allowance=9.0, gains=dict.fromkeys(BOTH, -1.0), costs=dict.fromkeys(BOTH, 1.0))
+    strict = replace(FEW, explore_share=0.0)
+    assert play(strict, alert, query())[1][0].reason == "explore"
+    assert play(strict, replace(alert, spent=8.1), query())[1][0].reason == "budget"
+    assert play(strict, replace(alert, alert=0), query())[1][0].reason == "no gain"
+
+
+def test_exploring_draws_among_what_can_be_afforded() -> None:
+    alert = settled(alert=5, allowance=1.0, gains=dict.fromkeys(BOTH, -1.0), costs={Action.HEAD: 0.5, Action.FULL: 9.0})
+    strict = replace(FEW, explore_share=0.0)
+    assert play(strict, alert, query(draws=(0.0, 0.99)))[1][0].action is Action.HEAD
+
+
+@given(st.lists(st.floats(1, 4), min_size=1, max_size=80), st.floats(0, 3))
+def test_trying_costs_no_more_than_the_budget_and_one_credit_an_alarm(taus: list[float], credit: float) -> None:
+    """With updates that never gain: whatever the traffic does."""
+    settings = replace(WATCHFUL, explore_share=0.05, shift_credit=credit, first_cost=(0.5, 0.5), actions=(Action.HEAD,))
+    state, alarms, ends = BanditState(), 0, 0.0
+    for tau in taus:
+        state, decision = step(settings, replace(state, gains={}), query(tau=tau))
+        alarms += decision.shift is not None
+        if decision.action is not Action.SKIP:
+            ends = 0.5
+            state, _ = step(settings, state, Synced(decision.action, ends))
+        assert state.spent <= 0.05 * state.served + credit * alarms + 1e-9
+    assert ends == 0 or state.spent > 0
+
+
+def test_states_saved_before_alarms_were_kept_are_read() -> None:
+    old = BanditState(queries=3, served=2.0)
+    text = to_json(old).replace('"fall":', '"lengths":')
+    assert from_json(text) == old
 
 
 def test_a_query_without_rounds_is_counted_and_not_measured() -> None:
@@ -298,21 +379,17 @@ def test_freezing_and_rolling_back_by_hand() -> None:
     assert (state.measurement, state.pending, state.cool_down) == (None, None, FEW.cool_down)
 
 
-@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=30))
-def test_moments_are_those_of_the_samples(pairs: list[tuple[float, float]]) -> None:
-    moments = Moments()
-    for x, y in pairs:
-        moments = moments.add(x, y, memory=1000)
-    count = len(pairs)
-    mean_x, mean_y = (sum(pair[side] for pair in pairs) / count for side in (0, 1))
-    cov = sum((x - mean_x) * (y - mean_y) for x, y in pairs) / count
-    assert (moments.mean_x, moments.mean_y) == pytest.approx((mean_x, mean_y), abs=1e-9)
-    assert moments.cov == pytest.approx(cov, abs=1e-8)
-    assert moments.var_x == pytest.approx(sum((x - mean_x) ** 2 for x, _ in pairs) / count, abs=1e-8)
-
-
 @pytest.mark.parametrize(
-    "changes", [{"window": 0}, {"ewma": 1.5}, {"epsilon": (0.3, -0.1)}, {"actions": ()}, {"actions": (Action.SKIP,)}]
+    "changes",
+    [
+        {"window": 0},
+        {"ewma": 1.5},
+        {"epsilon": (0.3, -0.1)},
+        {"actions": ()},
+        {"actions": (Action.SKIP,)},
+        {"alert": -1},
+        {"shift_credit": -0.5},
+    ],
 )
 def test_settings_out_of_range(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(changes))):

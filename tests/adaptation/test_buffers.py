@@ -5,7 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specblock_zoo.adaptation.buffers import HeadBuffer, HeadRows, TextBuffer, TextRows, TopRows, tensors_of, top_rows
+from specblock_zoo.adaptation.buffers import (
+    QUERY,
+    HeadBuffer,
+    HeadRows,
+    TextBuffer,
+    TextRows,
+    TopRows,
+    tensors_of,
+    top_rows,
+)
 from specblock_zoo.training.teachers import TopTeacher
 
 HIDDEN, TOP = 6, 3
@@ -52,6 +61,40 @@ def test_head_buffer_keeps_the_newest(sizes: list[tuple[int, int]]) -> None:
     assert len(buffer) == min(7, sum(count for count, _ in sizes))
     buffer.clear()
     assert (len(buffer), buffer.nbytes) == (0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6), st.integers(0, 6))
+def test_slots_of_earlier_queries_leave(sizes: list[tuple[int, int]], first: int) -> None:
+    buffer, every = HeadBuffer(capacity=100, needed=1), []
+    for number, (count, rejected) in enumerate(sizes):
+        rows = head_rows(count, min(count, rejected))
+        buffer.add(rows, number)
+        every.append(rows.normed)
+    buffer.forget(first)
+    kept = every[first:]
+    assert torch.equal(buffer.rows().normed, torch.cat([every[0][:0], *kept]))
+    assert buffer.fresh == sum(min(pair) for pair in sizes[first:])
+    buffer.add(head_rows(2, 2), 9)
+    assert len(buffer) == sum(map(len, kept)) + 2
+
+
+def test_what_an_update_has_used_stays_used() -> None:
+    buffer = HeadBuffer(capacity=100, needed=1)
+    buffer.forget(3)
+    buffer.add(head_rows(4, 4), 0)
+    buffer.spent()
+    buffer.add(head_rows(4, 1), 1)
+    buffer.forget(0)
+    assert buffer.fresh == 1
+
+
+def test_slots_saved_without_their_queries_are_of_the_oldest() -> None:
+    buffer, other = HeadBuffer(100, 1), HeadBuffer(100, 1)
+    buffer.add(head_rows(4), 7)
+    other.load({name: tensor for name, tensor in buffer.state().items() if name != QUERY})
+    other.add(head_rows(2), 8)
+    other.forget(1)
+    assert len(other) == 2
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), max_size=8))

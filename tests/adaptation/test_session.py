@@ -2,12 +2,14 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from specblock_zoo.adaptation.bandit import Action
+from specblock_zoo.adaptation.drift import Fall, Moments
 from specblock_zoo.adaptation.session import AdaptiveDrafter
 from specblock_zoo.adaptation.settings import AdaptationConfig, memory_bound
 from specblock_zoo.errors import UnsupportedOptionError
@@ -145,6 +147,29 @@ def test_frozen_drafters_stay_and_thawed_ones_learn() -> None:
     for _ in range(3):
         ask(drafter)
     assert not same(before, drafter)
+
+
+def test_a_shift_leaves_the_new_traffics_slots_alone_in_the_buffer() -> None:
+    drafter = adaptive(Action.HEAD, head_needed=10**6, alert_needed=10**6)
+    for _ in range(3):
+        ask(drafter)
+    before = len(drafter.head_buffer)
+    # The level of another traffic, and a fall one step from an alarm.
+    drafter.bandit = replace(drafter.bandit, fall=Fall(Moments(count=20, mean_x=9.0, var_x=0.01), 4.9, 0))
+    ask(drafter, 1)
+    assert drafter.last_report.decision.shift == 3
+    assert drafter.bandit.alert == drafter.settings.bandit.alert
+    assert 0 < len(drafter.head_buffer) < before
+
+
+def test_on_the_alert_a_smaller_buffer_is_enough_and_taught_for_longer() -> None:
+    drafter = adaptive(Action.HEAD, head_needed=10**6, alert_needed=1, alert_steps=20)
+    ask(drafter)
+    assert drafter.bandit.events == 0
+    drafter.bandit = replace(drafter.bandit, alert=2)
+    ask(drafter)
+    assert drafter.bandit.events == 1
+    assert all(state["step"] >= 20 for state in drafter.updater.optimizers[Action.HEAD].state.values())
 
 
 def test_rolling_back_by_hand() -> None:

@@ -73,6 +73,14 @@ def test_an_update_learns_and_leaves_the_given_drafter_alone(action: Action) -> 
     assert not any(parameter.requires_grad for parameter in updater.shadow.parameters())
 
 
+@pytest.mark.parametrize(("least", "taken"), [(0, 4), (4, 4), (5, 6), (9, 10)])
+def test_few_slots_are_passed_over_until_there_were_enough_steps(least: int, taken: int) -> None:
+    updater = updater_of(tiny_drafter(), replace(QUICK, head_epochs=2))
+    updater.update(Action.HEAD, head_rows(), least)
+    steps = {int(state["step"]) for state in updater.optimizers[Action.HEAD].state.values()}
+    assert steps == {taken}, "two a pass"
+
+
 @pytest.mark.parametrize("action", [Action.HEAD, Action.FULL])
 def test_a_broken_update_is_dropped_whole(action: Action) -> None:
     drafter = tiny_drafter()

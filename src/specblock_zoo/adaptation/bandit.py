@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from specblock_zoo.adaptation.drift import DriftSettings, Fall, Moments
 from specblock_zoo.errors import ConfigurationError
 
 
@@ -41,7 +42,9 @@ class BanditSettings:
         revert_after: windows in a row with a falling accepted length that take the weights back.
         explore_share: share of the served time that updates without a predicted gain may cost, 0..1 (ours).
         first_cost: mean query times that a head and a full update are taken to cost before one was measured (ours).
-        shift_z: standard errors by which the accepted length of a window must fall to forget all gains (ours).
+        drift: what the log of the accepted length must do to be a shift of the traffic (ours).
+        alert: after a shift, how long trying is afforded anew, and a smaller buffer is enough (ours).
+        shift_credit: mean query times that updates without a predicted gain may then cost (ours).
     """
 
     policy: Literal["bandit", "always", "never"] = "bandit"
@@ -55,13 +58,17 @@ class BanditSettings:
     ewma: float = 0.3
     min_trigger: int = 5
     revert_after: int = 3
-    explore_share: float = 0.01
+    explore_share: float = 0.009
     first_cost: tuple[float, float] = (0.0, 5.0)
-    shift_z: float = 4.0
+    drift: DriftSettings = field(default_factory=DriftSettings)
+    alert: int = 64
+    shift_credit: float = 2.0
 
     def __post_init__(self) -> None:
         counts = ("window", "horizon", "revert_after")
         wrong = [f"{name} = {getattr(self, name)} (at least 1)" for name in counts if getattr(self, name) < 1]
+        sums = {"alert": self.alert, "shift_credit": self.shift_credit}
+        wrong += [f"{name} = {value} (at least 0)" for name, value in sums.items() if value < 0]
         shares = {"ewma": self.ewma, "epsilon": min(self.epsilon), "explore_share": self.explore_share}
         shares["epsilon "] = max(self.epsilon)
         wrong += [f"{name.strip()} = {value} (0..1)" for name, value in shares.items() if not 0 <= value <= 1]
@@ -154,38 +161,12 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Running means, variances and covariance of two numbers; the newest counts 1 / min(count, memory)."""
-
-    count: int = 0
-    mean_x: float = 0.0
-    mean_y: float = 0.0
-    var_x: float = 0.0
-    var_y: float = 0.0
-    cov: float = 0.0
-
-    def add(self, x: float, y: float, memory: int) -> "Moments":
-        """The moments with one more pair."""
-        count = self.count + 1
-        share = 1 / min(count, memory)
-        dx, dy, rest = x - self.mean_x, y - self.mean_y, 1 - share
-        return Moments(
-            count,
-            self.mean_x + share * dx,
-            self.mean_y + share * dy,
-            rest * (self.var_x + share * dx * dx),
-            rest * (self.var_y + share * dy * dy),
-            rest * (self.cov + share * dx * dy),
-        )
-
-
-@dataclass(frozen=True)
 class BanditState:
     """Everything the bandit remembers; bounded.
 
     Attributes:
         queries: answered so far.
-        events: updates synced since the start or the last shift.
+        events: updates synced so far.
         since_event: queries since the last update.
         cool_down: queries that cannot trigger yet.
         pending: the update at work; `trigger` is its s_trig.
@@ -195,7 +176,9 @@ class BanditState:
         costs: seconds of each action's latest update.
         served, spent: seconds of all queries and of all updates.
         slope: of log rate on difficulty (x = difficulty, y = log rate).
-        lengths: accepted length over the long run (x = y = tau).
+        fall: of the log of the accepted length since the start or the last shift.
+        alert: queries left of the alert that a shift raised; it explores whatever it can afford.
+        allowance: seconds that `spent` may reach while on the alert.
         declines: windows in a row with a falling accepted length.
     """
 
@@ -212,8 +195,10 @@ class BanditState:
     costs: dict[Action, float] = field(default_factory=dict)
     served: float = 0.0
     spent: float = 0.0
-    slope: Moments = Moments()
-    lengths: Moments = Moments()
+    slope: Moments = field(default_factory=Moments)
+    fall: Fall = field(default_factory=Fall)
+    alert: int = 0
+    allowance: float = 0.0
     declines: int = 0
 
 
@@ -227,6 +212,7 @@ class Decision:
         keep: the serving weights are the last good ones from now on.
         revert: the last good weights must serve again.
         reward: of the window that has just closed.
+        shift: the traffic has changed; number, from 0, of the first query of the new one.
     """
 
     action: Action = Action.SKIP
@@ -234,6 +220,7 @@ class Decision:
     keep: bool = False
     revert: bool = False
     reward: float | None = None
+    shift: int | None = None
 
 
 _STATE = TypeAdapter(BanditState)
@@ -284,16 +271,20 @@ def _answered(settings: BanditSettings, state: BanditState, event: Answered) -> 
         queries=state.queries + 1,
         since_event=state.since_event + 1,
         cool_down=max(0, state.cool_down - 1),
+        alert=max(0, state.alert - 1),
         served=state.served + max(0.0, event.seconds),
     )
     closed = Decision()
     if sample.is_finite:
         state, closed = _measured(settings, state, sample)
         state = _remembered(settings, state, sample)
-        state = _after_shift(settings, state)
+        if state.fall.is_alarm(settings.drift):
+            closed = replace(closed, shift=max(0, state.queries - state.fall.run))
+            state = _shifted(settings, state)
     action, reason = _choose(settings, state, event, blocked)
-    if closed.revert:
-        action, reason = Action.SKIP, "revert"
+    if closed.revert or closed.shift is not None:
+        # What has filled the buffers is another's: other weights', or for the most part another traffic's.
+        action, reason = Action.SKIP, "revert" if closed.revert else "shift"
     if action is not Action.SKIP:
         state = replace(state, pending=action, trigger=event.trigger)
     return state, replace(closed, action=action, reason=reason)
@@ -304,7 +295,7 @@ def _remembered(settings: BanditSettings, state: BanditState, sample: Sample) ->
         state,
         recent=(*state.recent, sample)[-settings.window :],
         slope=state.slope.add(sample.difficulty, sample.log_rate, settings.horizon),
-        lengths=state.lengths.add(sample.tau, sample.tau, settings.horizon),
+        fall=state.fall.add(math.log(max(sample.tau, 1e-9)), settings.drift, settings.horizon),
     )
 
 
@@ -344,15 +335,18 @@ def _slope(settings: BanditSettings, moments: Moments) -> float:
     return moments.cov / moments.var_x
 
 
-def _after_shift(settings: BanditSettings, state: BanditState) -> BanditState:
-    """Forgets gains once the accepted length has fallen too far to be chance: they were another traffic's."""
-    long, recent = state.lengths, state.recent
-    if len(recent) < settings.window or long.count < 4 * settings.window:
-        return state
-    error = math.sqrt(max(long.var_x, 1e-12) / settings.window)
-    if fmean([each.tau for each in recent]) > long.mean_x - settings.shift_z * error:
-        return state
-    return replace(state, events=0, gains={}, lengths=Moments(), declines=0)
+def _shifted(settings: BanditSettings, state: BanditState) -> BanditState:
+    """Forgets gains and the open window, which were another traffic's; trying is afforded anew."""
+    return replace(
+        state,
+        gains={},
+        declines=0,
+        measurement=None,
+        recent=state.recent[-state.fall.run :],
+        fall=Fall(),
+        alert=settings.alert,
+        allowance=state.spent + settings.shift_credit * state.served / max(1, state.queries),
+    )
 
 
 def _choose(settings: BanditSettings, state: BanditState, event: Answered, blocked: bool) -> tuple[Action, str]:
@@ -372,23 +366,26 @@ def _choose(settings: BanditSettings, state: BanditState, event: Answered, block
     if settings.policy == "always":
         return max(ready, key=lambda action: action is Action.FULL), "always"
     best = max(ready, key=lambda action: state.gains.get(action, -math.inf))
-    tries = [(action, "unmeasured") for action in ready if action not in state.gains]
-    if state.events < settings.cold_start and event.draws[0] < epsilon_at(settings, state.events):
-        tries.insert(0, (ready[int(event.draws[1] * len(ready))], "explore"))
-    if state.since_event >= settings.horizon:
-        tries.append((best, "recheck"))
-    for action, reason in tries:
-        if _affordable(settings, state, action):
-            return action, reason
+    # The credit of an alert is spent as soon as it can be: its first window may still be of texts that are new.
+    explores = state.alert > 0 or event.draws[0] < epsilon_at(settings, state.events)
+    unmeasured = [action for action in ready if action not in state.gains]
+    recheck = state.since_event >= settings.horizon
+    within = [action for action in ready if _affordable(settings, state, action)]
+    if explores and within:
+        return within[int(event.draws[1] * len(within))], "explore"
+    for action in within:
+        if action in unmeasured or (recheck and action is best):
+            return action, "unmeasured" if action in unmeasured else "recheck"
     if state.gains.get(best, 0.0) > 0:
         return best, "gain"
-    return Action.SKIP, "budget" if tries else "no gain"
+    return Action.SKIP, "budget" if explores or unmeasured or recheck else "no gain"
 
 
 def _affordable(settings: BanditSettings, state: BanditState, action: Action) -> bool:
     """Without a predicted gain an update is an expense; a first one of unknown cost is estimated."""
     unknown = settings.first_cost[action is Action.FULL] * state.served / max(1, state.queries)
-    return state.spent + state.costs.get(action, unknown) <= settings.explore_share * state.served
+    allowed = max(settings.explore_share * state.served, state.allowance if state.alert else 0.0)
+    return state.spent + state.costs.get(action, unknown) <= allowed
 
 
 def epsilon_at(settings: BanditSettings, events: int) -> float:

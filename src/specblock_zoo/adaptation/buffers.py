@@ -9,6 +9,8 @@ from torch import Tensor
 
 from specblock_zoo.data.layout import TAIL_MASS, TOP_IDS, TOP_LOG_PROBS
 
+QUERY = "query"
+
 
 @dataclass(frozen=True)
 class TopRows:
@@ -95,7 +97,11 @@ def _top_of(tensors: Mapping[str, Tensor], prefix: str = "target.") -> TopRows:
 
 
 class HeadBuffer:
-    """At most `capacity` slots; full once `needed` rejected ones have come in since the last update."""
+    """At most `capacity` slots; full once `needed` rejected ones have come in since the last update.
+
+    Attributes:
+        fresh: rejected slots since the last update.
+    """
 
     def __init__(self, capacity: int, needed: int) -> None:
         self.capacity, self.needed = capacity, needed
@@ -115,9 +121,9 @@ class HeadBuffer:
         """Bytes held now."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
-    def add(self, rows: HeadRows) -> None:
-        """Takes in slots; the oldest beyond the capacity leave."""
-        held, new = self._tensors, tensors_of(rows)
+    def add(self, rows: HeadRows, query: int = 0) -> None:
+        """Takes in slots of a query with this number; the oldest beyond the capacity leave."""
+        held, new = self._tensors, {**tensors_of(rows), QUERY: torch.full((len(rows),), query, dtype=torch.int32)}
         joined = {name: torch.cat((held[name], new[name])) if held else new[name] for name in new}
         # Clones, so that what has left is freed.
         self._tensors = {name: tensor[-self.capacity :].clone() for name, tensor in joined.items()}
@@ -127,6 +133,13 @@ class HeadBuffer:
         """Everything held."""
         held = self._tensors
         return HeadRows(held["normed"], _top_of(held), held["rejected"], held["covered"])
+
+    def forget(self, query: int) -> None:
+        """Slots of queries before this one leave."""
+        if self._tensors:
+            kept = self._tensors[QUERY] >= query
+            self._tensors = {name: tensor[kept] for name, tensor in self._tensors.items()}
+            self.fresh = min(self.fresh, int(self._tensors["rejected"].sum()))
 
     def spent(self) -> None:
         """An update has used the rows; they stay for the next, which needs new ones beside them."""
@@ -144,6 +157,9 @@ class HeadBuffer:
         """The inverse of `state`."""
         self.fresh = int(state["fresh"])
         self._tensors = {name: tensor[-self.capacity :] for name, tensor in state.items() if name != "fresh"}
+        if self._tensors:
+            # Older saves do not number their queries.
+            self._tensors.setdefault(QUERY, torch.zeros(len(self), dtype=torch.int32))
 
 
 class TextBuffer:

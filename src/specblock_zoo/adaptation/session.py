@@ -238,11 +238,13 @@ class AdaptiveDrafter(Drafter):
 
     def _answered(self, feedback: Sequence[Feedback], stats: DecodeStats, seconds: float) -> Decision:
         for each in feedback if not self.bandit.frozen else ():
-            self.head_buffer.add(each.head)
+            self.head_buffer.add(each.head, self.bandit.queries)
             if each.text is not None:
                 self.text_buffer.add(each.text)
                 self.trigger += each.text.uncovered
-        full = {Action.HEAD: self.head_buffer.is_full, Action.FULL: self.text_buffer.is_full}
+        # What an update gains comes with each return of the texts it has seen: after a shift, better soon than whole.
+        soon = self.bandit.alert > 0 and self.head_buffer.fresh >= self.settings.alert_needed
+        full = {Action.HEAD: soon or self.head_buffer.is_full, Action.FULL: self.text_buffer.is_full}
         draw = random.Random(f"{self.settings.seed}/{self.bandit.queries}")
         ready = tuple(action for action, is_full in full.items() if is_full)
         sample = sample_of(stats, feedback, self.settings.clock)
@@ -250,6 +252,9 @@ class AdaptiveDrafter(Drafter):
 
     def _jobs(self, decision: Decision) -> list[tuple[str, Any]]:
         jobs: list[tuple[str, Any]] = []
+        if decision.shift is not None:
+            # An update costs what it reads.
+            self.head_buffer.forget(decision.shift)
         if decision.keep:
             jobs.append((KEEP, self.updater.keep))
         if decision.revert:
@@ -259,7 +264,8 @@ class AdaptiveDrafter(Drafter):
             data = self.head_buffer.rows() if is_head else self.text_buffer.texts()
             (self.head_buffer if is_head else self.text_buffer).spent()
             self.trigger = 0
-            jobs.append((UPDATE, partial(self.updater.update, decision.action, data)))
+            least = self.settings.alert_steps if self.bandit.alert else 0
+            jobs.append((UPDATE, partial(self.updater.update, decision.action, data, least)))
         return jobs
 
     def _collect_and_save(self) -> None:

@@ -22,6 +22,8 @@ class AdaptationConfig:
         update: how to train.
         capture: what to keep of a query.
         head_capacity, head_needed: slots the head buffer holds; rejected ones among them that fill it.
+        alert_needed: of them enough while the bandit is on the alert; `alert_steps`: of a head update then, at least
+            (ours).
         text_capacity, text_needed: tokens the text buffer holds; positions rejected outside the tree that fill it.
         deployment: `inline` trains between queries where it serves, `worker` beside it in a thread of its own.
         train_device: of a worker, e.g. `cuda:1`; default the drafter's.
@@ -37,6 +39,8 @@ class AdaptationConfig:
     capture: CaptureSettings = field(default_factory=CaptureSettings)
     head_capacity: int = 2048
     head_needed: int = 128
+    alert_needed: int = 48
+    alert_steps: int = 8
     text_capacity: int = 8192
     text_needed: int = 256
     deployment: Literal["inline", "worker"] = "inline"
@@ -47,7 +51,7 @@ class AdaptationConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        sizes = ("head_capacity", "head_needed", "text_capacity", "text_needed")
+        sizes = ("head_capacity", "head_needed", "alert_needed", "text_capacity", "text_needed")
         low = {name: getattr(self, name) for name in sizes if getattr(self, name) < 1}
         if low:
             raise ConfigurationError(f"Buffers of size {low}; expected at least 1.", "Correct the settings.")
@@ -62,7 +66,7 @@ def memory_bound(settings: AdaptationConfig, drafter: SpecBlockConfig) -> dict[s
     """The most bytes each buffer can hold."""
     top = min(settings.capture.top, drafter.draft_vocab_size)
     distribution = top * (FULL + HALF) + FULL
-    slot = drafter.hidden_size * HALF + distribution + 2 * FLAG
+    slot = drafter.hidden_size * HALF + distribution + 2 * FLAG + FULL
     features = len(drafter.tap_layers or (0, 0, 0)) * drafter.target_hidden_size * HALF
     token = features + distribution + FULL + FLAG
     return {"head_buffer": settings.head_capacity * slot, "text_buffer": settings.text_capacity * token}
