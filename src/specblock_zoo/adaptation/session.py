@@ -24,7 +24,7 @@ from specblock_zoo.adaptation.feedback import Feedback, Recorder
 from specblock_zoo.adaptation.settings import AdaptationConfig
 from specblock_zoo.adaptation.updater import Update, Updater, serving_copy, with_modules
 from specblock_zoo.errors import UnsupportedOptionError
-from specblock_zoo.inference.prepack import PackedLinear
+from specblock_zoo.inference.prepack import is_packed
 from specblock_zoo.inference.stats import DecodeStats
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.models.specblock import SpecBlockDrafter
@@ -325,7 +325,7 @@ def checked(drafter: Drafter) -> SpecBlockDrafter:
         raise UnsupportedOptionError(
             f"Cannot adapt a {type(drafter).__name__}; expected a SpecBlockDrafter.", "Serve it without adaptation."
         )
-    if any(isinstance(module, PackedLinear) for module in drafter.modules()):
+    if is_packed(drafter):
         raise UnsupportedOptionError(
             "Cannot adapt a drafter with packed weights: they take no gradient.",
             "Load it again, and pass AdaptationConfig(prepack=True); it is packed after each update.",

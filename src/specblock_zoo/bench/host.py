@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specblock_zoo.inference.costs import cpu_name
-from specblock_zoo.inference.prepack import PackedLinear
+from specblock_zoo.inference.prepack import is_packed
 from specblock_zoo.targets.local import fast_dtype
 
 CHECKOUT = Path(__file__).parents[3]
@@ -50,7 +50,7 @@ def circumstances(model: PreTrainedModel) -> dict[str, Any]:
     return {
         "dtype": str(model.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
-        "packed": any(isinstance(module, PackedLinear) for module in model.modules()),
+        "packed": is_packed(model),
         "commit": source_commit(),
         "versions": versions(),
     }
