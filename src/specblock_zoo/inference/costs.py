@@ -20,7 +20,7 @@ from specblock_zoo.data.files import replacing
 from specblock_zoo.errors import BadRecordError
 from specblock_zoo.functional.costs import Curve, RoundCosts
 from specblock_zoo.inference.measure import coarse_costs
-from specblock_zoo.inference.prepack import is_packed
+from specblock_zoo.inference.prepack import cpu_capabilities, is_packed
 from specblock_zoo.inference.verify import Form
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.targets.identity import CONFIG_FACTS, config_sha256
@@ -71,9 +71,8 @@ DRAFTER_FACTS = (
 
 
 def cpu_name() -> str:
-    """The processor's model name; empty where torch cannot tell (2.6 has no such call)."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return str(capabilities.get("cpu_name") or "")
+    """The processor's model name; empty where torch cannot tell."""
+    return str(cpu_capabilities().get("cpu_name") or "")
 
 
 def key_of(model: PreTrainedModel, drafter: Drafter) -> CostKey:

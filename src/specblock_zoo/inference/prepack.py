@@ -83,10 +83,16 @@ class Int8Linear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, int8"
 
 
+def cpu_capabilities() -> dict[str, Any]:
+    """What torch knows of the processor; empty where it cannot tell (2.6 has no such call)."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return capabilities
+
+
 @cache
 def can_round() -> bool:
     """True where the processor multiplies 8-bit numbers natively (VNNI) and this torch build has the operators."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities = cpu_capabilities()
     native = any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
     return can_prepack() and native and hasattr(torch.ops.onednn, "qlinear_pointwise")
 
