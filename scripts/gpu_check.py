@@ -28,7 +28,7 @@ from specblock_zoo.bench.records import write_atomically
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.targets.registry import FAMILIES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "configs" / "targets" / "meta-llama" / "Llama-3.1-8B-Instruct"
 LAWS, LAW_TESTS = "laws", "tests/laws/test_devices.py"
 BUDGETS = {"forwards": 120, "decoding": 200, LAWS: 150, "captured": 150, "training": 90}

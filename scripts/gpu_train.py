@@ -14,10 +14,13 @@ at most 16 MiB.
 import csv
 import gzip
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
@@ -37,7 +40,7 @@ from specblock_zoo.errors import ConfigurationError, SpecBlockError
 from specblock_zoo.hub.zoo import load_drafter
 from specblock_zoo.training.callbacks import save_folder
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
 LARGEST = 16 * MIB
 SHARES = {"answers": 0.35, "cache": 0.15, "fit": 0.45}
@@ -177,14 +180,18 @@ def run_stage(arguments: list[str], seconds: float, log: Path) -> str:
         command = [sys.executable, "-m", "specblock_zoo.cli.main", *arguments]
         stream.write(f"{' '.join(command)}\n")
         stream.flush()
+        # A group of its own, so that its workers end with it: they hold the device, and locks the next stage needs.
+        stage = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, timeout=seconds, check=False
-            )
+            status = stage.wait(seconds)
         except subprocess.TimeoutExpired:
             return "stopped when its time was over"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(stage.pid, signal.SIGKILL)
+            stage.wait()
     last = (log.read_text(encoding="utf-8").splitlines() or [""])[-1]
-    return "done" if done.returncode == 0 else f"failed with {done.returncode}: {last.strip()}"
+    return "done" if status == 0 else f"failed with {status}: {last.strip()}"
 
 
 def train(training: Training) -> int:

@@ -129,6 +129,10 @@ def test_metrics_add_up(running: Running) -> None:
         ({"messages": [{"role": "user", "content": "x" * (POSITIONS + 1)}]}, 400),
         ({"max_tokens": 0}, 400),
         ({"max_completion_tokens": -3}, 400),
+        ({"max_tokens": "inf"}, 400),
+        ({"max_tokens": 2.5}, 400),
+        ({"seed": 2**64}, 400),
+        ({"seed": -1}, 400),
         ({"temperature": -1.0}, 400),
         ({"top_p": 1.5}, 400),
         ({"frequency_penalty": -1.0}, 400),
@@ -164,6 +168,22 @@ def test_a_temperature_samples_and_the_seed_decides(running: Running) -> None:
     texts = [running.chat("hi", temperature=1.0, seed=seed).choices[0].message.content for seed in (1, 1, 2, 3)]
     assert texts[0] == texts[1]
     assert len({*texts, running.plain("hi")}) > 2
+
+
+def test_a_seed_decides_whoever_else_is_asking(running: Running) -> None:
+    """Requests that arrive during an answer neither move its draws nor begin with its seed."""
+
+    def ask(seed: int | None) -> str:
+        return (
+            running.chat("hi", temperature=1.0, **({} if seed is None else {"seed": seed})).choices[0].message.content
+        )
+
+    alone = {seed: ask(seed) for seed in range(4)}
+    seeds = [0, 1, None, 2, 3, None] * 4
+    with ThreadPoolExecutor(max_workers=6) as clients:
+        together = list(zip(seeds, clients.map(ask, seeds), strict=True))
+    assert all(text == alone[seed] for seed, text in together if seed is not None)
+    assert len({text for seed, text in together if seed is None}) > 4
 
 
 def test_what_could_load_another_model_is_gone(running: Running) -> None:

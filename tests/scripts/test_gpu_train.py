@@ -124,6 +124,20 @@ def test_what_a_cut_cache_lacks_is_computed_while_training(training: Any, tiny_r
     assert load_drafter(drafter).config.draft_vocab_size == 48
 
 
+def test_a_stage_out_of_time_takes_its_workers_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that lived on would hold the cache against the next stage."""
+    held, stage = tmp_path / "held", tmp_path / "stage"
+    os.mkfifo(held)
+    stage.write_text(f"#!/bin/sh\nsleep 100 > {held} &\nwait\n")
+    stage.chmod(0o755)
+    monkeypatch.setattr(script.sys, "executable", str(stage))
+    reading = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    assert script.run_stage([], 1.0, tmp_path / "log") == "stopped when its time was over"
+    os.set_blocking(reading, True)
+    assert os.read(reading, 1) == b"", "nobody holds the other end"
+    os.close(reading)
+
+
 def test_the_answers_command_is_one_the_command_line_takes(training: Any) -> None:
     command = given(script.answers_command(training, 12.5))
     assert command["max_seconds"] == "12.5"

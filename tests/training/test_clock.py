@@ -4,6 +4,7 @@ import csv
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +120,31 @@ def test_a_run_that_had_come_to_its_end_stays_there(
     again = last(tmp_path / "again")
     assert again["global_step"] == whole["global_step"] == 10
     assert all(torch.equal(tensor, whole["state_dict"][name]) for name, tensor in again["state_dict"].items())
+
+
+def test_a_validation_between_two_updates_does_not_end_the_run_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second an update and ten more after every eleventh: 200 s hold about 140 of them."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("specblock_zoo.training.clock.time", SimpleNamespace(monotonic=lambda: clock.now))
+    timed = FitToTime(200.0)
+    loop = SimpleNamespace(max_steps=10_000)
+    trainer: Any = SimpleNamespace(
+        global_step=0,
+        estimated_stepping_batches=10_000,
+        strategy=SimpleNamespace(broadcast=lambda given: given),
+        fit_loop=SimpleNamespace(epoch_loop=loop),
+        lr_scheduler_configs=[],
+        should_stop=False,
+    )
+    module: Any = SimpleNamespace(adamw=SimpleNamespace(warmup_fraction=0.0))
+    timed.on_train_start(trainer, module)
+    while trainer.global_step < loop.max_steps and not trainer.should_stop:
+        trainer.global_step += 1
+        clock.now += 0.5
+        timed.on_train_batch_end(trainer, module, None, {"input_ids": torch.ones(1, 1)}, 0)
+        clock.now += 10.0 if trainer.global_step % 11 == 0 else 0.0
+    assert 180.0 <= clock.now <= 211.0, "early, or late by more than one validation"
+    assert loop.max_steps <= trainer.global_step + 10, "the schedule is near its end"
 
 
 @pytest.mark.parametrize("bad", [{"seconds": 0.0}, {"multiple_of": 0}, {"first": 3}])

@@ -44,6 +44,7 @@ def serve(
         ConfigurationError: there is no drafter to adapt.
         MissingPackageError: the server's packages are not installed.
         UnknownNameError: no such drafter.
+        UnsupportedOptionError: a drafter that cannot adapt: another kind than SpecBlock.
         TargetMismatchError: the drafter was made for another target, or for its tokenizer before a change.
     """
     check_packages()

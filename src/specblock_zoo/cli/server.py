@@ -4,7 +4,7 @@ The only file that knows the internals of transformers' server, which are not a 
 they move.
 """
 
-import math
+import sys
 import threading
 import time
 from collections import Counter
@@ -13,7 +13,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
-from torch import Tensor
+from torch import Tensor, manual_seed
+from torch.random import fork_rng
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
@@ -31,15 +32,22 @@ ROUTES = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health"}
 CLIENT_MISTAKES = (KeyError, TypeError, ValueError, AttributeError)
 """What transformers' handlers raise for fields of the wrong kind, before anything is generated."""
 RANGES = {
-    "max_tokens": (1, math.inf),
-    "max_completion_tokens": (1, math.inf),
+    "max_tokens": (1, sys.maxsize),
+    "max_completion_tokens": (1, sys.maxsize),
+    "seed": (0, sys.maxsize),
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
     "frequency_penalty": (-0.99, 2.0),
 }
 """As OpenAI's, but for the penalty: transformers multiplies by one more than it, which must stay above 0."""
+WHOLE = {"max_tokens", "max_completion_tokens", "seed"}
+"""Of them those that count."""
 IGNORED = {"n": (None, 1), "logprobs": (None, False, 0), "presence_penalty": (None, 0), "response_format": (None, TEXT)}
 """Fields transformers' server does not read, with the values for which that makes no difference to the answer."""
+
+
+SEED = "_request_seed"
+"""Where a request's seed waits on its generation configuration."""
 
 
 class ServeStats:
@@ -109,10 +117,15 @@ class DraftedTarget:
         self.check(inputs)
         config = inputs["generation_config"]
         config.max_new_tokens = min(config.max_new_tokens or positions, positions - length)
+        seed = vars(config).pop(SEED, None)
         before = time.perf_counter()
         try:
             call: Any = self._model.generate
-            ids: Tensor = call(**inputs, assistant_model=self._drafter)
+            # Where the text is drawn: requests that wait draw nothing, and those without a seed do not see it.
+            with fork_rng(enabled=seed is not None):
+                if seed is not None:
+                    manual_seed(seed)
+                ids: Tensor = call(**inputs, assistant_model=self._drafter)
         except BaseException as cause:
             self._stats.add(**{"cancelled" if isinstance(cause, _GenerationCancelled) else "failed": 1})
             raise
@@ -130,8 +143,10 @@ def check_body(body: Mapping[str, Any]) -> None:
     """
     for name, (low, high) in RANGES.items():
         value = body.get(name)
-        if value is not None and not low <= float(value) <= high:
-            raise ConfigurationError(f"{name} is {value}; expected {low}..{high}.", "Correct the request.")
+        number = value if value is None or isinstance(value, int) else float(value)
+        if number is not None and not (low <= number <= high and (name not in WHOLE or number == int(number))):
+            kind = "a whole number from " if name in WHOLE else ""
+            raise ConfigurationError(f"{name} is {value}; expected {kind}{low}..{high}.", "Correct the request.")
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
@@ -146,7 +161,11 @@ class Checked:
 
     def _build_generation_config(self, body: dict[str, Any], *rest: Any, **more: Any) -> Any:
         check_body(body)
-        config: Any = super()._build_generation_config(body, *rest, **more)  # type: ignore[misc]  # of the handler
+        # Transformers would set the seed at once, in the middle of another request's text.
+        unseeded = {name: value for name, value in body.items() if name != "seed"}
+        config: Any = super()._build_generation_config(unseeded, *rest, **more)  # type: ignore[misc]  # of the handler
+        if body.get("seed") is not None:
+            setattr(config, SEED, int(body["seed"]))
         if float(body.get("temperature") or 0.0) > 0.0:
             # Transformers leaves this to the target's own configuration, which may say greedy.
             config.do_sample = True

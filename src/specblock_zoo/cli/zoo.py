@@ -98,7 +98,7 @@ def push(folder: Path, settings: PushOptions) -> None:
 
     Raises:
         PublishError: results, licence or a clean provenance are missing, or the tag exists.
-        AccessError, HubError: the Hub refuses, or the exchange broke; the repository is as it was.
+        AccessError, HubError: the Hub refuses, or the exchange broke; the repository is as it was or lacks the tag.
     """
     plan = (plan_drafter if settings.kind == "model" else plan_dataset)(folder, settings.repo)
     show_plan(plan, settings)

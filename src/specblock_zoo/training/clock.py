@@ -14,8 +14,8 @@ from specblock_zoo.training.schedules import resize
 class FitToTime(Callback):
     """Ends a run when its time is over, with the schedule at its end.
 
-    How many updates fit is read off those made so far, validation and checkpoints included: first after a few, then at
-    every multiple of `multiple_of`, since an update costs more once more rows stay right. Each time the warm-up and
+    How many updates fit is read off those made lately, validation and checkpoints included: first after a few, then at
+    multiples of `multiple_of`, since an update costs more once more rows stay right. Each time the warm-up and
     cosine are sized anew. The trainer's own end stays the most there may be. A resumed run has the time given to
     it, not what the interrupted one had left; one that had come to its end stays there.
 
@@ -25,7 +25,8 @@ class FitToTime(Callback):
         seconds: of the run, from the moment this callback is made (before data and target are read).
         multiple_of: the last update is a multiple of it. Let `ModelCheckpoint.every_n_train_steps` and the trainer's
             `val_check_interval` divide it, and the last update is stored and validated.
-        first: updates before the first estimate; the first quarter of them, which warms up, is not timed.
+        first: updates before the first estimate, whose first quarter, which warms up, is not timed; and the least
+            between two later ones, so that one validation among them does not pass for what updates cost.
     """
 
     def __init__(self, seconds: float, multiple_of: int = 1, first: int = 20) -> None:
@@ -72,16 +73,18 @@ class FitToTime(Callback):
             self._since = (now, updates) if fresh >= self.first // 4 else None
         elif left <= 0:
             trainer.should_stop = True
-        elif fresh == self.first or (fresh > self.first and updates % self.multiple_of == 0):
-            then, before = self._since
-            if updates > before:
-                more = int(left / max(now - then, 1e-9) * (updates - before))
-                self._size(trainer, pl_module, self._last_multiple(updates, more))
-                self._since = (now, updates)
+        elif fresh == self.first or (self._timed(updates) >= self.first and updates % self.multiple_of == 0):
+            more = int(left / max(now - self._since[0], 1e-9) * self._timed(updates))
+            self._size(trainer, pl_module, self._last_multiple(updates, more))
+            self._since = (now, updates)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             pl_module.log("seen_tokens", float(self.tokens))
+
+    def _timed(self, updates: int) -> int:
+        """Updates since the latest estimate."""
+        return updates - self._since[1] if self._since else 0
 
     def _last_multiple(self, updates: int, more: int) -> int:
         """The last multiple that `more` updates reach; the next one from here where they reach none."""
