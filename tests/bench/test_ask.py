@@ -1,5 +1,6 @@
 """Every way of asking gives the target's own text, and counts what it did."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from specblock_zoo.bench.ask import Question, ask_plainly, ask_with_drafter
 from specblock_zoo.hub.zoo import load_drafter
+from specblock_zoo.inference import costs
 from specblock_zoo.targets.local import load_target
 from tests.support.tiny_pair import TinyFolders
 
@@ -34,6 +36,19 @@ def test_a_drafted_text_is_the_plain_one_greedily_and_with_the_same_seed(
     assert work.committed == len(plain.tokens) - 1
     assert work.drafter_calls > 0
     assert sum(work.rank_confusion.values()) > 0
+
+
+def test_an_answer_that_first_times_the_pair_has_the_same_rank_figures(
+    model: Any, tiny_folders: TinyFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "DEFAULT_CACHE_DIR", tmp_path)
+    monkeypatch.setattr(costs, "WORTH_MEASURING", 1)
+    costs.forget()
+    # The first of them times the pair; a drafter of its own for each, whose account has not learned from the other.
+    first, second = (ask_with_drafter(model, load_drafter(tiny_folders.drafter), question()) for _ in range(2))
+    assert first.stats.history[0].drafter_calls == second.stats.history[0].drafter_calls > 0
+    assert first.cost(1.0).rank_confusion == second.cost(1.0).rank_confusion != {}
+    costs.forget()
 
 
 def test_sampling_draws_from_the_whole_vocabulary(model: Any) -> None:

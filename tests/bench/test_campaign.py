@@ -129,6 +129,15 @@ def test_bad_input_is_found_before_a_model_is_loaded(
         plan(replace(settings, **changes))
 
 
+def test_weights_that_cannot_be_packed_are_refused_before_a_model_is_loaded(
+    settings: BenchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specblock_zoo.inference.prepack.takes_bfloat16", lambda: False)
+    with pytest.raises(ConfigurationError, match="bfloat16 weights cannot be prepacked"):
+        plan(replace(settings, dtype="bfloat16", packed=True))
+    assert plan(replace(settings, dtype="bfloat16", packed=False)).settings.dtype == "bfloat16"
+
+
 def test_a_broken_line_is_found_before_a_model_is_loaded(settings: BenchSettings) -> None:
     path = Path(str(settings.tasks_dir)) / "humaneval.jsonl"
     path.write_text(path.read_text() + '{"id": "x"}\n')

@@ -114,6 +114,14 @@ def test_an_overconfident_drafter_is_found_out_and_corrected() -> None:
     assert found["paths_fitted"]["ece"] < 0.05 < found["paths"]["ece"]
 
 
+def test_a_certain_draft_that_was_wrong_costs_much_and_not_infinitely_much() -> None:
+    # Log-odds are cut at 14; tripled, they leave the contrary no chance that float64 could tell from 0.
+    steep = Calibration(slope=3.0, offset=3.0)
+    assert steep.probability(0.0) == 1.0
+    assert 20 < log_loss([(0.0, False)], steep) < 40
+    assert 0 <= log_loss([(0.0, True)], steep) < 1e-9
+
+
 def test_the_fitted_line_is_the_likeliest_one() -> None:
     draw = random.Random(1)
     seen = [(math.log(p), draw.random() < 0.4 + 0.3 * p) for p in (draw.random() * 0.9 + 0.05 for _ in range(400))]

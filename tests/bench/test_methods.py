@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from specblock_zoo.bench.methods import KINDS, Drafted, Workbench, read_methods, tree_settings
+from specblock_zoo.bench.methods import KINDS, Drafted, Workbench, read_methods, tree_settings, with_tree
 from specblock_zoo.errors import ConfigurationError, TargetMismatchError, UnknownNameError
 from specblock_zoo.hub.zoo import load_drafter
 from specblock_zoo.inference.prepack import PackedLinear, can_prepack
@@ -60,7 +60,7 @@ def test_methods_of_one_drafter_share_weights_and_not_settings(tiny_folders: Tin
     bench = workbench(tiny_folders)
     name = str(tiny_folders.drafter)
     tree, chain = Drafted(drafter=name, tree={"max_nodes": 5}), Drafted(drafter=name, mode="chain")
-    one, two = (spec._with_overrides(bench.drafter(name)) for spec in (tree, chain))
+    one, two = (with_tree(bench.drafter(name), spec.overrides) for spec in (tree, chain))
     assert (one.config.max_nodes, one.config.chain) == (5, False)
     assert (two.config.max_nodes, two.config.chain) == (8, True)
     assert [each.data_ptr() for each in one.parameters()] == [each.data_ptr() for each in two.parameters()]

@@ -9,6 +9,8 @@ import torch
 from specblock_zoo.bench.probe import TauProbe, read_prompts
 from specblock_zoo.errors import BadRecordError, ConfigurationError, PromptTooLongError
 from specblock_zoo.targets.local import load_target
+from specblock_zoo.training.module import DrafterModule
+from tests.support.decoding import random_drafter
 from tests.support.fit import QUIET, fit
 from tests.support.tiny import TinyRun
 from tests.support.tiny_pair import character_tokenizer
@@ -60,6 +62,23 @@ def test_training_logs_the_tau_that_decoding_gives(tiny_run: TinyRun, tmp_path: 
     (logged,) = [float(line.split(",")[column]) for line in lines if line.split(",")[column]]
     assert logged >= 1.0
     assert logged == pytest.approx(decoded_tau(tiny_run, tmp_path / "drafter"))
+
+
+def test_no_cost_curve_sizes_the_trees_and_the_drafter_stays_as_it_is(
+    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("specblock_zoo.inference.hf_generate.costs_for", lambda *args, **_: asked.append(args))
+    probe = TauProbe(str(tiny_run.records), max_new_tokens=8)
+    probe.target, tokenizer = load_target(tiny_run.target, torch.float32)
+    probe.input_ids = tuple(read_prompts(tiny_run.records, tokenizer, 2))
+    module = DrafterModule(tiny_run.target)
+    module.drafter = random_drafter(probe.target)
+    assert module.drafter.config.tree_settings.cost_curve == "measured"
+    assert probe.measure(module) >= 1.0
+    assert asked == []
+    assert module.drafter.config.tree_settings.cost_curve == "measured"
+    assert module.drafter.last_stats is None
 
 
 def decoded_tau(run: TinyRun, folder: Path) -> float:

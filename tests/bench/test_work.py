@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from specblock_zoo.bench.work import Commits, Forward, first_blocks, forwards_of, rank_confusion, work_of_forwards
+from specblock_zoo.bench.work import (
+    MOST_BLOCKS,
+    Commits,
+    Forward,
+    first_blocks,
+    forwards_of,
+    rank_confusion,
+    work_of_forwards,
+)
 from specblock_zoo.functional.tree import flatten
 from specblock_zoo.inference.stats import DecodeStats
 from specblock_zoo.structures import DraftBlock, Round, Verdict
@@ -85,6 +93,13 @@ def test_rounds_without_a_draft_have_no_block() -> None:
     assert confusion(DecodeStats((skipped, stats.history[1]), 1.0), drafted) == {"2.0": 1}
 
 
+def test_blocks_of_no_round_come_first_and_do_not_shift_the_others() -> None:
+    timed, first, second = (block([[101 + number]], predicted=[number]) for number in range(3))
+    stats = rounds((102,), (103,))
+    assert confusion(stats, timed, timed, first, second) == {"1.0": 1, "2.0": 1}
+    assert confusion(stats, second) == {"2.0": 1}, "of a long answer the last blocks are kept"
+
+
 def test_a_drafter_without_a_rank_head_has_no_confusion() -> None:
     silent = replace(block([[101]], predicted=[0]), rank_logits=torch.zeros(1, 1, 4))
     assert confusion(rounds((101,)), silent) == {}
@@ -101,3 +116,7 @@ def test_first_blocks_are_recorded_and_the_drafter_is_left_as_it_was() -> None:
     drafter.extend(8)
     assert blocks == [7]
     assert "extend" not in vars(drafter)
+    with first_blocks(drafter) as blocks:
+        for number in range(MOST_BLOCKS + 3):
+            drafter.extend(number)
+    assert blocks == list(range(3, MOST_BLOCKS + 3))

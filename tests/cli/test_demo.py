@@ -42,6 +42,14 @@ def test_json_is_one_object_with_the_promised_keys(
     assert 50 < found["peak_memory_mib"] < 100_000
 
 
+def test_weights_stay_plain_where_the_speed_dtype_cannot_be_packed(
+    tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specblock_zoo.inference.prepack.takes_bfloat16", lambda: False)
+    demo(str(tiny_folders.target), str(tiny_folders.drafter), 2, dtype="bfloat16", threads=1, json=True)
+    assert json.loads(capsys.readouterr().out)["packed"] is False
+
+
 def test_the_terminal_shows_texts_once_a_tree_and_the_figures(
     tiny_folders: TinyFolders, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,15 @@ def test_token_ids_of_nobody_knows_whom_are_refused_and_nothing_is_written(
     assert {path.name for path in tmp_path.iterdir()} == {"r.jsonl", "chat.jsonl"}
 
 
+def test_a_compressed_out_is_refused_before_anything_is_read(
+    tmp_path: Path, task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--records", tmp_path / "nowhere.jsonl", "--tasks", task]
+    assert call(*asked, "--out", tmp_path / "clean.jsonl.gz") == USER_ERROR
+    assert "expected a name ending in .jsonl" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"chat.jsonl"}
+
+
 def test_token_ids_of_another_target_are_refused(
     tmp_path: Path, task: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -43,6 +45,25 @@ def test_sampling_draws_from_the_whole_distribution_at_the_temperature(engine):
     found = torch.bincount(torch.tensor(drawn), minlength=VOCAB_SIZE) / len(drawn)
     assert (expected > 0).sum() > 50, "transformers' default would keep fifty"
     assert (found - expected).abs().sum() / 2 < 0.08
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_the_targets_folder_asks_of_generate_does_not_change_its_answers(engine, temperature):
+    asking = copy.copy(engine.model)
+    asking.generation_config = copy.deepcopy(engine.model.generation_config)
+    expected = engine.answer(QUESTIONS, temperature, 12, seed=0)
+    likeliest = expected[0].answer_ids[0]
+    wishes = {"repetition_penalty": 9.0, "no_repeat_ngram_size": 1, "min_new_tokens": 12, "renormalize_logits": True}
+    wishes |= {"min_p": 0.9, "typical_p": 0.1, "epsilon_cutoff": 0.5, "suppress_tokens": [likeliest], "num_beams": 2}
+    wishes |= {"bad_words_ids": [[likeliest]], "forced_eos_token_id": 5, "max_length": 3, "max_time": 1e-9}
+    for name, value in wishes.items():
+        setattr(asking.generation_config, name, value)
+    assert LocalEngine(asking, engine.tokenizer).answer(QUESTIONS, temperature, 12, seed=0) == expected
+    assert asking.generation_config.repetition_penalty == 9.0, "the caller's model is as it was"
+    # So may an old folder's config.json, which `generate` alone refuses.
+    asking.config = copy.deepcopy(asking.config)
+    asking.config.repetition_penalty = 9.0
+    assert LocalEngine(asking, engine.tokenizer).answer(QUESTIONS, temperature, 12, seed=0) == expected
 
 
 def test_an_answer_ends_with_the_first_end_of_text():

@@ -208,3 +208,9 @@ def test_records_that_are_not_records_are_not_pushed(answers: Path) -> None:
     (answers / "part.jsonl").unlink()
     with pytest.raises(PublishError, match=r"no \.jsonl"):
         plan_dataset(answers, "someone/answers")
+    for place in (answers / "nowhere", answers):
+        if place == answers:
+            answers.rmdir()
+            answers.write_text("a file")
+        with pytest.raises(PublishError, match=f"{place.name} is not a folder"):
+            plan_dataset(place, "someone/answers")

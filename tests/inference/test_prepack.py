@@ -1,6 +1,7 @@
 """Prepacking changes the layout of weights and nothing a user can read."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from specblock_zoo.inference.prepack import (
     can_round,
     is_packed,
     optimize_for_cpu,
+    optimize_on_cpu,
 )
 from specblock_zoo.structures import BranchMemory, BranchOutput, ContextOutput, KeyValues
 from tests.support.drafters import HIDDEN, VOCAB, tiny_drafter, tiny_eagle3
@@ -84,6 +86,38 @@ def test_models_that_still_train_are_refused() -> None:
 def test_other_dtypes_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedOptionError, match="float64"):
         optimize_for_cpu(tiny_target().double())
+
+
+@needs_onednn
+def test_bfloat16_is_packed_only_where_the_processor_has_kernels_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = [True]
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: answer[0])
+    assert can_prepack(torch.bfloat16)
+    answer[0] = False
+    assert can_prepack()
+    assert not any(map(can_prepack, (torch.bfloat16, torch.float16, torch.float64)))
+    model = tiny_target().bfloat16()
+    with pytest.raises(UnsupportedOptionError, match=r"needs float32 weights on this CPU; found torch\.bfloat16"):
+        optimize_for_cpu(model)
+    assert optimize_on_cpu(tiny_target(), model) is False
+    assert not is_packed(model)
+    assert optimize_on_cpu(tiny_target()) is True
+
+
+@needs_onednn
+@pytest.mark.parametrize("rounded", [pytest.param(True, marks=needs_vnni), False])
+def test_a_packed_model_is_not_saved_without_its_weights(
+    rounded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepack, "LARGE_WEIGHT", 1)
+    drafter = optimize_for_cpu(tiny_drafter(), int8=rounded)
+    with pytest.raises(UnsupportedOptionError, match=r"\.\w+ is packed .* cannot be saved") as refused:
+        drafter.save_pretrained(tmp_path)
+    assert "before optimize_for_cpu" in str(refused.value)
+    assert not list(tmp_path.glob("*.safetensors"))
+    kind = Int8Linear if rounded else PackedLinear
+    with pytest.raises(UnsupportedOptionError, match="This layer is packed"):
+        kind(torch.nn.Linear(8, 8)).state_dict()
 
 
 @needs_vnni

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.models.folders import read_tensors
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.training.callbacks import AverageWeights, CompileFeedForward, ExportDrafter, save_folder
 from tests.support.drafters import tiny_drafter
@@ -43,6 +44,21 @@ def test_weights_can_be_split_and_load_as_before(tmp_path: Path) -> None:
     assert len(list((tmp_path / "drafter").glob("model-*.safetensors"))) > 1
     loaded = SpecBlockDrafter.from_pretrained(tmp_path / "drafter")
     assert torch.equal(loaded.lm_head.weight, drafter.lm_head.weight)
+
+
+def test_weights_that_were_split_otherwise_leave_no_file_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "drafter"
+    counts = []
+    for seed, size in enumerate((4096, 8192, "1GB", 4096)):
+        save_folder(tiny_drafter(seed=seed), folder, max_shard_size=size)
+        (folder / "notes.txt").touch()
+        # All files together, and those that transformers reads.
+        found = read_tensors(folder)["lm_head.weight"], SpecBlockDrafter.from_pretrained(folder).lm_head.weight
+        assert all(torch.equal(each, tiny_drafter(seed=seed).lm_head.weight) for each in found)
+        counts.append(len(list(folder.glob("model*.safetensors"))))
+        assert (folder / "model.safetensors.index.json").is_file() == (counts[-1] > 1)
+    assert counts[0] == counts[3] > counts[1] > counts[2] == 1
+    assert (folder / "notes.txt").is_file()
 
 
 def test_an_interrupted_save_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,11 @@ def plan(settings: BenchSettings) -> Plan:
         raise ConfigurationError(
             f"The tasks are {', '.join(task.name for task in tasks)}; one is there twice.", "Name each once."
         )
-    if settings.packed and not can_prepack():
-        raise ConfigurationError("This torch build cannot prepack weights.", "Set packed to false.")
+    if settings.packed and not can_prepack(DTYPES[settings.dtype]):
+        raise ConfigurationError(
+            f"{settings.dtype} weights cannot be prepacked by this torch build on this processor.",
+            "Set packed to false.",
+        )
     return Plan(settings, methods, tasks)
 
 

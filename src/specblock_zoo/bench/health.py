@@ -22,6 +22,8 @@ FEWEST_ROWS = 30
 SURE = 2.0
 """Standard errors that a difference must exceed to be one."""
 NEWTON_STEPS = 20
+CERTAIN = 1e-12
+"""Chances are kept that far from 0 and 1: a wrong one that is certain in float64 would cost infinitely much."""
 
 Outcome = tuple[float, bool]
 """(log-probability of a token given its path, whether the target took it)"""
@@ -154,7 +156,7 @@ def fit_line(seen: Sequence[Outcome]) -> Calibration:
 
 def log_loss(seen: Sequence[Outcome], line: Calibration) -> float:
     """Mean nats per outcome under a line."""
-    chances = [(line.probability(log_prob), taken) for log_prob, taken in seen]
+    chances = [(min(max(line.probability(log_prob), CERTAIN), 1.0 - CERTAIN), taken) for log_prob, taken in seen]
     return -mean(math.log(chance if taken else 1.0 - chance) for chance, taken in chances)
 
 

@@ -176,19 +176,20 @@ class Drafted(MethodSpec):
         return self.tree | ({"chain": True} if self.mode == "chain" else {})
 
     def load(self, bench: Workbench) -> None:
-        self._with_overrides(bench.drafter(self.drafter))
+        with_tree(bench.drafter(self.drafter), self.overrides)
 
     def build(self, bench: Workbench) -> Ask:
-        return partial(ask_with_drafter, bench.model, self._with_overrides(bench.drafter(self.drafter)))
+        return partial(ask_with_drafter, bench.model, with_tree(bench.drafter(self.drafter), self.overrides))
 
-    def _with_overrides(self, drafter: Drafter) -> Drafter:
-        """A drafter that shares the weights and has tree settings of its own."""
-        settings = tree_settings(drafter.config.tree_settings, self.overrides)
-        own = copy.copy(drafter)
-        own.config = copy.deepcopy(drafter.config)
-        for name in self.overrides:
-            setattr(own.config, name, getattr(settings, name))
-        return own
+
+def with_tree(drafter: Drafter, overrides: Mapping[str, Any]) -> Drafter:
+    """A drafter that shares the weights and has tree settings of its own; errors as `tree_settings`."""
+    settings = tree_settings(drafter.config.tree_settings, overrides)
+    own = copy.copy(drafter)
+    own.config = copy.deepcopy(drafter.config)
+    for name in overrides:
+        setattr(own.config, name, getattr(settings, name))
+    return own
 
 
 def tree_settings(defaults: TreeSettings, overrides: Mapping[str, Any]) -> TreeSettings:

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specblock_zoo.bench.methods import with_tree
 from specblock_zoo.bench.tasks import check_fits, encode_prompt, read_task
 from specblock_zoo.data.records import read_records
 from specblock_zoo.errors import ConfigurationError
@@ -21,7 +22,8 @@ from specblock_zoo.training.module import DrafterModule
 class TauProbe(Callback):
     """Logs `tau` (committed tokens / decode rounds, prefill excluded) after every validation epoch.
 
-    Greedy decoding with the drafter's own tree settings, on the target in float32. The validation step's
+    Greedy decoding with the drafter's own tree settings but without a cost curve, on the target in float32: a curve
+    that was timed on a machine busy with training would draft otherwise from run to run. The validation step's
     `val_tau_teacher_forced` says what the drafter learned; this says what it is worth.
 
     Args:
@@ -55,17 +57,18 @@ class TauProbe(Callback):
         """Tau over all prompts, on the module's device."""
         target: Any = self.target
         target.to(module.device)
+        drafter = with_tree(module.drafter, {"cost_curve": "off"})
         stats = []
         for ids in self.input_ids:
             ids = ids.to(module.device)
             target.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
-                assistant_model=module.drafter,
+                assistant_model=drafter,
                 max_new_tokens=self.max_new_tokens,
                 do_sample=False,
             )
-            stats.append(module.drafter.last_stats)
+            stats.append(drafter.last_stats)
         return tau_of(stats)
 
 

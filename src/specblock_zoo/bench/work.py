@@ -18,7 +18,8 @@ from specblock_zoo.models.base import Drafter
 from specblock_zoo.structures import DraftBlock
 
 MOST_BLOCKS = 512
-"""Blocks kept per answer for the rank head's confusion; their logits stay in memory until the clock has stopped."""
+"""Blocks kept per answer for the rank head's confusion, the last ones; their logits stay in memory until the clock has
+stopped."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +153,17 @@ def _named(counts: Mapping[int, int]) -> dict[str, int]:
 
 @contextmanager
 def first_blocks(drafter: Drafter) -> Iterator[list[DraftBlock]]:
-    """The first block of each round drafted inside the body, as the drafter returned it."""
+    """The first block of each round drafted inside the body, as the drafter returned it; the last `MOST_BLOCKS`.
+
+    A call that times the pair first (`inference.costs`) leaves blocks of no round before them.
+    """
     blocks: list[DraftBlock] = []
     extend: Callable[..., Any] = drafter.extend
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         output = extend(*args, **kwargs)
-        if len(blocks) < MOST_BLOCKS:
-            blocks.append(output.block)
+        blocks.append(output.block)
+        del blocks[:-MOST_BLOCKS]
         return output
 
     drafter.extend = recorded  # type: ignore[method-assign]  # removed again below
@@ -174,11 +178,12 @@ def rank_confusion(drafter: Drafter, stats: DecodeStats, blocks: Sequence[DraftB
     """Per "predicted.true" bucket, slots of first blocks that the rank head judged; empty without a rank head.
 
     A slot counts while the text agrees with the block's greedy tokens before it (the valid prefix): only there do slot
-    and text speak of the same place.
+    and text speak of the same place. The last block is the last drafted round's (`first_blocks`).
     """
     counts: Counter[str] = Counter()
     drafted = [each for each in stats.history if each.drafter_calls]
-    for each, block in zip(drafted, blocks, strict=False):
+    # From the end, where the longer of the two has what the other lacks.
+    for each, block in zip(reversed(drafted), reversed(blocks), strict=False):
         if not _tells_buckets(block):
             continue
         top = block.logits[0].topk(min(BUCKET_EDGES[-1], block.logits.shape[-1])).indices

@@ -80,7 +80,7 @@ def demo(
             model, tokenizer = load_target(target, dtype=torch.float32)
             pair = Pair(model, tokenizer, load_drafter(drafter))
         speed_dtype = dtype_of(dtype) or fast_dtype(model.device)
-        prepack = model.device.type == "cpu" and can_prepack()
+        prepack = model.device.type == "cpu" and can_prepack(speed_dtype)
         outcome = measure(pair, max_new_tokens, speed_dtype, prepack, console)
     if json:
         print(json_format.dumps(as_json(outcome), allow_nan=False))

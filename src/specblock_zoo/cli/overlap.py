@@ -12,7 +12,7 @@ from typing import IO, Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specblock_zoo.bench.tasks import Task, read_task
-from specblock_zoo.data.files import replacing
+from specblock_zoo.data.files import check_lines, replacing
 from specblock_zoo.data.overlap import RUN_WORDS, Decode, Overlap, Prompts
 from specblock_zoo.data.records import AnswerRecord, parse_fields, read_objects
 from specblock_zoo.errors import ConfigurationError, TargetMismatchError
@@ -31,7 +31,7 @@ class OverlapSettings:
         tasks: task files, as `specblock bench` reads them.
         target: whose tokenizer turns the records' token ids into text; not loaded where they hold messages.
         words: length of a run.
-        out: where the records go that share nothing, if they are to be kept.
+        out: the `.jsonl` file for the records that share nothing, if they are to be kept.
     """
 
     records: list[str]
@@ -51,9 +51,12 @@ def overlap(settings: OverlapSettings) -> None:
 
     Raises:
         BadRecordError, EmptyDataError: a line of a file cannot be read, or a file holds none.
-        ConfigurationError: a file does not exist, `words` is too few, or the tokenizer cannot be loaded.
+        ConfigurationError: a file does not exist, `out` does not end in `.jsonl`, `words` is too few, or the tokenizer
+            cannot be loaded.
         TargetMismatchError: token ids of another target.
     """
+    if settings.out is not None:
+        check_lines(settings.out)
     measured = [read_task(Path(path)) for path in settings.tasks]
     texts = (turn for task in measured for prompt in task.prompts for turn in prompt.turns)
     prompts, out = Prompts.of(texts, settings.words), settings.out

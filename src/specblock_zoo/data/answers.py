@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specblock_zoo.data.chat import prompt_ids
 from specblock_zoo.data.engines import Answer, AnswerEngine, Question, engine_class
+from specblock_zoo.data.files import check_lines
 from specblock_zoo.data.records import checked_messages, read_objects
 from specblock_zoo.data.settings import DTYPES, check_device
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
@@ -83,10 +84,7 @@ class AnswerSettings:
             )
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigurationError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}.", "Choose one.")
-        if Path(self.out).suffix != ".jsonl":
-            raise ConfigurationError(
-                f"out is {self.out!r}; expected a name ending in .jsonl.", "Compress the file once it is finished."
-            )
+        check_lines(self.out)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Who writes the answers: one protocol, one table. A served target can take the place of the local one."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from specblock_zoo.errors import UnknownNameError
 
@@ -33,7 +34,7 @@ class Answer:
 
 
 class AnswerEngine(Protocol):
-    """Samples from the target's own distribution: no top-k, no top-p, no penalty."""
+    """Samples from the target's own distribution: no top-k, no top-p, no penalty, whatever its folder asks for."""
 
     def answer(self, questions: Sequence[Question], temperature: float, max_new_tokens: int, seed: int) -> list[Answer]:
         """The answers, in order; a function of the arguments alone. Temperature 0 takes the likeliest token."""
@@ -63,17 +64,19 @@ class LocalEngine:
         sampling: dict[str, Any] = {"do_sample": False}
         if temperature > 0:
             sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        generate: Any = self.model.generate
+        config = GenerationConfig(
+            max_new_tokens=max_new_tokens, eos_token_id=ends or None, pad_token_id=pad, **sampling
+        )
+        # `generate` takes what a configuration leaves open, such as penalties, from the model's own: it has this one.
+        plain: Any = copy.copy(self.model)
+        plain.generation_config = config
         device = self.model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(batch_seed(questions, seed))
-            output = generate(
+            output = plain.generate(
                 input_ids=torch.tensor(rows, device=device),
                 attention_mask=torch.tensor(real, device=device),
-                max_new_tokens=max_new_tokens,
-                eos_token_id=ends or None,
-                pad_token_id=pad,
-                **sampling,
+                generation_config=config,
             )
         return [cut_at_end(row, ends) for row in output[:, longest:].tolist()]
 

@@ -17,6 +17,14 @@ TOKEN_BYTES = 8
 FCNTL: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 
+def check_lines(out: str) -> None:
+    """Raises `ConfigurationError` unless a file that is written line by line has a name that says so."""
+    if Path(out).suffix != ".jsonl":
+        raise ConfigurationError(
+            f"out is {out!r}; expected a name ending in .jsonl.", "Compress the file once it is finished."
+        )
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A place beside `path` to write to; it becomes `path` if all goes well, and vanishes if not.

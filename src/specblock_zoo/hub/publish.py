@@ -174,10 +174,12 @@ def plan_dataset(folder: Path, repo: str) -> Publication:
         repo: `org/name`.
 
     Raises:
-        PublishError: no card, no licence in it, or no records.
+        PublishError: no such folder, no card, no licence in it, or no records.
         BadRecordError: a line is not an answer record.
     """
     check_repository(repo)
+    if not folder.is_dir():
+        raise PublishError(f"{folder} is not a folder.", "Name the folder of the answer records.")
     shards = sorted(path for path in folder.iterdir() if path.name.endswith((".jsonl", ".jsonl.gz")))
     if not shards:
         raise PublishError(f"{folder} has no .jsonl or .jsonl.gz file.", "Name the folder of the answer records.")

@@ -29,8 +29,12 @@ ROWS_HINT = 4
 """Rows that the layout of 8-bit weights is chosen for: the slots of a block."""
 
 
-class PackedLinear(nn.Module):
-    """A linear layer whose weight lies in oneDNN's blocked layout; inference only, the row-major weight is given up."""
+class _Packed(nn.Module):
+    """What linear layers without a row-major weight share.
+
+    Raises:
+        UnsupportedOptionError: of `state_dict`, and so of `save_pretrained`: there is no weight to put into it.
+    """
 
     packed: Tensor
     bias: Tensor | None
@@ -38,11 +42,24 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        # A blocked tensor cannot be saved, moved or viewed, so it is no buffer.
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         # A model of packed layers alone still has to know its dtype and device, which are those of its parameters.
         self.placeholder = nn.Parameter(linear.weight.detach().new_empty(0), requires_grad=False)
         self.bias = None if linear.bias is None else linear.bias.detach()
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        raise UnsupportedOptionError(
+            f"{prefix.removesuffix('.') or 'This layer'} is packed for the CPU; its weight cannot be saved.",
+            "Save the model before optimize_for_cpu, or load it again and save that.",
+        )
+
+
+class PackedLinear(_Packed):
+    """A linear layer whose weight lies in oneDNN's blocked layout; inference only, the row-major weight is given up."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear)
+        # A blocked tensor cannot be saved, moved or viewed, so it is no buffer.
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
@@ -52,22 +69,19 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, packed"
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(_Packed):
     """A linear layer with weights rounded to 8 bits, one scale an output, and inputs rounded likewise, one scale a row.
 
     Rows do not depend on each other. On normal numbers a product deviates by 1 % of its size.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        super().__init__(linear)
         weight = linear.weight.detach().float()
         self.scales = weight.abs().amax(1).clamp_min(SMALLEST_SIZE) / 127
         rounded = (weight / self.scales[:, None]).round().to(torch.int8)
         self.packed = torch.ops.onednn.qlinear_prepack(rounded, [ROWS_HINT, self.in_features])
         self.zeros = torch.zeros(self.out_features, dtype=torch.int64)
-        self.placeholder = nn.Parameter(linear.weight.detach().new_empty(0), requires_grad=False)
-        self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.float()
@@ -97,14 +111,22 @@ def can_round() -> bool:
     return can_prepack() and native and hasattr(torch.ops.onednn, "qlinear_pointwise")
 
 
-def can_prepack() -> bool:
-    """True where this torch build has the oneDNN operators."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def can_prepack(dtype: torch.dtype = torch.float32) -> bool:
+    """True where this torch build has the oneDNN operators, and they take weights of that dtype on this processor."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and takes_bfloat16())
+
+
+def takes_bfloat16() -> bool:
+    """Whether oneDNN has kernels for bfloat16 here: x86 needs AVX512 or AVX-NE-CONVERT, ARM its bfloat16 products."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is not None and bool(supported())
 
 
 def is_packed(model: nn.Module) -> bool:
     """Whether `optimize_for_cpu` went over this model."""
-    return any(isinstance(module, PackedLinear | Int8Linear) for module in model.modules())
+    return any(isinstance(module, _Packed) for module in model.modules())
 
 
 @torch.no_grad()
@@ -121,17 +143,17 @@ def optimize_for_cpu(model: nn.Module, int8: bool = True) -> nn.Module:
             and the text is the target's as ever. A target, and what reads its raw features, is never rounded.
 
     Raises:
-        UnsupportedOptionError: no oneDNN operators, another device or dtype than those, or a model in train mode.
+        UnsupportedOptionError: no oneDNN operators, another device or dtype than those (`can_prepack`), or a model in
+            train mode. Later, for whoever asks the packed model for its `state_dict`, or saves it.
     """
-    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     hint = "Leave the model as it is; packing changes only speed."
     if not can_prepack():
         raise UnsupportedOptionError("This torch build has no oneDNN operators, so weights cannot be prepacked.", hint)
-    for weight in weights:
-        if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES:
+    for weight in _linear_weights(model):
+        if not _can_pack(weight):
+            known = " or ".join(str(each).removeprefix("torch.") for each in PACKED_DTYPES if can_prepack(each))
             raise UnsupportedOptionError(
-                f"Prepacking needs float32 or bfloat16 weights on the CPU; found {weight.dtype} on {weight.device}.",
-                hint,
+                f"Prepacking needs {known} weights on this CPU; found {weight.dtype} on {weight.device}.", hint
             )
     if model.training:
         raise UnsupportedOptionError(
@@ -144,11 +166,19 @@ def optimize_for_cpu(model: nn.Module, int8: bool = True) -> nn.Module:
 
 
 def optimize_on_cpu(*models: nn.Module) -> bool:
-    """`optimize_for_cpu` for models that are on a CPU, where this torch build can; returns whether it was done."""
-    possible = can_prepack() and all(each.device.type == "cpu" and each.dtype in PACKED_DTYPES for each in models)
+    """`optimize_for_cpu` for models that are on a CPU that can (`can_prepack`); returns whether it was done."""
+    possible = can_prepack() and all(_can_pack(weight) for model in models for weight in _linear_weights(model))
     for model in models if possible else ():
         optimize_for_cpu(model)
     return possible
+
+
+def _linear_weights(model: nn.Module) -> list[Tensor]:
+    return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+
+
+def _can_pack(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and can_prepack(weight.dtype)
 
 
 def _layout(model: nn.Module) -> Pack:

@@ -24,7 +24,8 @@ def save_folder(
 ) -> None:
     """Writes the drafter to `folder`, file by file in place of what is there; no reader ever sees half a file.
 
-    Weights keep their dtype; token embeddings are the target's and are not written.
+    Weights keep their dtype; token embeddings are the target's and are not written. Files of an earlier save that was
+    split otherwise are removed once the new ones lie there.
 
     Args:
         weights: its state dict where that is not what the module holds.
@@ -34,10 +35,14 @@ def save_folder(
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as draft:
         drafter.save_pretrained(draft, state_dict=None if weights is None else dict(weights), **options)
         # config.json sorts before the weights, so that new weights never meet an old configuration.
-        for file in sorted(Path(draft).iterdir()):
+        files = sorted(Path(draft).iterdir())
+        for file in files:
             # safetensors gives its files to their writer alone.
             file.chmod(0o644)
             os.replace(file, folder / file.name)
+    # From the end of the alphabet: an index goes before the shards it names.
+    for stale in sorted(set(folder.glob("model*.safetensors*")) - {folder / file.name for file in files}, reverse=True):
+        stale.unlink()
 
 
 class ExportDrafter(Callback):
