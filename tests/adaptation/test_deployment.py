@@ -68,6 +68,22 @@ def test_serving_waits_for_inline_updates_only() -> None:
     assert inline.poll()[0].seconds >= 0.01
 
 
+def test_jobs_handed_in_while_it_closes_are_run_after_those_before() -> None:
+    gate, done, worker = threading.Event(), [], Worker(torch.device("cpu"))
+    worker.submit("slow", lambda: (gate.wait(), done.append("slow")))
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    while not worker._closed:
+        time.sleep(0.001)
+    late = threading.Thread(target=worker.submit, args=("late", lambda: done.append("late")))
+    late.start()
+    gate.set()
+    for each in (late, closing):
+        each.join(timeout=20)
+    worker.drain()
+    assert done == ["slow", "late"] == [each.name for each in worker.poll()]
+
+
 @pytest.mark.gpu
 def test_a_worker_trains_on_a_stream_of_its_own() -> None:
     worker = Worker(torch.device("cuda"))

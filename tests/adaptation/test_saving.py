@@ -68,6 +68,17 @@ def test_another_drafters_save_is_refused(saved: tuple[AdaptiveDrafter, Path]) -
     assert torch.equal(other.serving.lm_head.weight, before)
 
 
+def test_a_save_with_other_distributions_is_refused(saved: tuple[AdaptiveDrafter, Path]) -> None:
+    """Rows of two widths could never be joined, and nothing would be learned any more."""
+    drafter, folder = saved
+    top = drafter.head_buffer.rows().target.ids.shape[-1]
+    other = adaptive(Action.HEAD, capture=replace(drafter.settings.capture, top=top - 1))
+    before = other.serving.lm_head.weight.clone()
+    with pytest.raises(ConfigurationError, match=rf"{top} tokens each; here it is {top - 1}"):
+        other.restore(folder)
+    assert torch.equal(other.serving.lm_head.weight, before)
+
+
 def test_a_damaged_save_is_refused(saved: tuple[AdaptiveDrafter, Path], tmp_path: Path) -> None:
     drafter, _ = saved
     drafter.save(tmp_path)

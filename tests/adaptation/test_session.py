@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,26 @@ def test_a_swap_in_mid_query_waits_for_the_next() -> None:
         drafting.last_stats = drafter.last_stats
         drafting.attach(target().get_input_embeddings().weight)
     assert not torch.equal(drafter.serving.lm_head.weight, before)
+
+
+def test_a_query_that_began_before_a_swap_says_nothing_about_what_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = adaptive(Action.HEAD)
+    for _ in range(3):
+        ask(drafter)
+    assert len(drafter.bandit.recent) == 3
+    learn = drafter._learn
+
+    def late(*answered: Any) -> None:
+        drafter._swap(drafter.updater.revert())
+        learn(*answered)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(drafter, "_learn", late)
+        ask(drafter)
+    assert drafter.bandit.queries == 4
+    assert len(drafter.bandit.recent) == 3
+    ask(drafter)
+    assert len(drafter.bandit.recent) == 4
 
 
 def test_sampled_texts_are_those_of_the_seed() -> None:

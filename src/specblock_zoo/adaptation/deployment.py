@@ -89,14 +89,17 @@ class Worker:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._jobs: queue.Queue[tuple[str, Job] | None] = queue.Queue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._lock, self._closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="specblock-adaptation", daemon=True)
         self._thread.start()
 
     def submit(self, name: str, job: Job) -> None:
-        """Queues the job; once closed, runs it at once."""
-        if self._thread.is_alive():
-            self._jobs.put((name, job))
-        else:
+        """Queues the job; once closed, runs it here, after those queued before."""
+        with self._lock:
+            if not self._closed:
+                self._jobs.put((name, job))
+                return
+            self._thread.join()
             self._outcomes.put(outcome_of(name, job))
 
     def poll(self) -> list[Outcome]:
@@ -109,9 +112,11 @@ class Worker:
 
     def close(self) -> None:
         """See `Deployment`."""
-        if self._thread.is_alive():
-            self._jobs.put(None)
-            self._thread.join()
+        with self._lock:
+            if not self._closed:
+                self._jobs.put(None)
+            self._closed = True
+        self._thread.join()
 
     def _run(self) -> None:
         while (handed_in := self._jobs.get()) is not None:

@@ -1,5 +1,6 @@
 """Everything an adapting drafter knows, to and from disk."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from specblock_zoo.adaptation.storage import (
     write_tensors,
 )
 from specblock_zoo.adaptation.updater import Updater
-from specblock_zoo.errors import WeightsMismatchError
+from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
 from specblock_zoo.models.folders import check_shapes, read_file, read_tensors
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def restore(adaptive: "AdaptiveDrafter", folder: Path) -> None:
     """Reads the current version into the training side of `adaptive`; nothing changes if a file is wrong.
 
     Raises:
-        ConfigurationError: nothing was saved there.
+        ConfigurationError: nothing was saved there, or with another `capture.top`.
         WeightsMismatchError: it is another drafter's, or not whole.
     """
     version, updater = current_version(folder), adaptive.updater
@@ -82,6 +83,7 @@ def restore(adaptive: "AdaptiveDrafter", folder: Path) -> None:
         raise WeightsMismatchError(f"{version} is not a saved state ({cause}).", "Use another save.") from cause
     check_shapes(shapes(updater.shadow.state_dict()), shapes(weights), version / DRAFTER)
     check_shapes(shapes(dict(updater.good.named_parameters())), shapes(good), version / GOOD)
+    check_top(buffers.values(), min(adaptive.settings.capture.top, updater.shadow.config.draft_vocab_size))
     updater.shadow.load_state_dict(weights)
     updater.good.load_state_dict(good, strict=False)
     for action, each in updater.optimizers.items():
@@ -91,6 +93,16 @@ def restore(adaptive: "AdaptiveDrafter", folder: Path) -> None:
     # An update that was decided but not yet trained ended with the process that saved.
     adaptive.bandit = replace(saved.bandit, pending=None)
     adaptive.trigger, updater.updates = saved.trigger, saved.updates
+
+
+def check_top(buffers: Iterable[dict[str, Tensor]], top: int) -> None:
+    """Raises `ConfigurationError` when saved distributions have another number of tokens than new ones will have."""
+    saved = {tensor.shape[-1] for each in buffers for name, tensor in each.items() if name.endswith("target.ids")}
+    if saved - {top}:
+        raise ConfigurationError(
+            f"Distributions were saved with {', '.join(map(str, sorted(saved)))} tokens each; here it is {top}.",
+            "Set capture.top to what it was.",
+        )
 
 
 def shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:

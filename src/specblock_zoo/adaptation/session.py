@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from specblock_zoo.adaptation import bandit, saving
-from specblock_zoo.adaptation.bandit import Action, Answered, BanditState, Decision
+from specblock_zoo.adaptation.bandit import Action, Answered, BanditState, Decision, Sample
 from specblock_zoo.adaptation.buffers import HeadBuffer, TextBuffer
 from specblock_zoo.adaptation.deployment import Deployment, Inline, Outcome, Worker
 from specblock_zoo.adaptation.feedback import Feedback, Recorder
@@ -31,6 +31,8 @@ from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.structures import BranchOutput, ContextOutput
 
 LOG = logging.getLogger(__name__)
+NO_SAMPLE = Sample(math.nan, math.nan, math.nan)
+"""Of a query that tells nothing."""
 UPDATE, KEEP, REVERT, SAVE, BY_HAND = "update", "keep", "revert", "save", "by hand"
 
 
@@ -228,7 +230,11 @@ class AdaptiveDrafter(Drafter):
         feedback = recorder.finish()
         with self._lock:
             self.updater.embedding = drafting.embedding
-            decision = self._answered(feedback, drafting.last_stats, seconds)
+            sample = sample_of(drafting.last_stats, feedback, self.settings.clock)
+            if drafting.lm_head is not self.serving.lm_head:
+                # Other weights began to serve meanwhile: it says nothing about theirs.
+                sample = NO_SAMPLE
+            decision = self._answered(feedback, sample, seconds)
             self.last_report = replace(self.last_report, decision=decision)
             jobs = self._jobs(decision)
         # Without the lock, so that other queries start and end meanwhile.
@@ -236,7 +242,7 @@ class AdaptiveDrafter(Drafter):
             self._deployment.submit(name, job)
         self._collect_and_save()
 
-    def _answered(self, feedback: Sequence[Feedback], stats: DecodeStats, seconds: float) -> Decision:
+    def _answered(self, feedback: Sequence[Feedback], sample: Sample, seconds: float) -> Decision:
         for each in feedback if not self.bandit.frozen else ():
             self.head_buffer.add(each.head, self.bandit.queries)
             if each.text is not None:
@@ -247,7 +253,6 @@ class AdaptiveDrafter(Drafter):
         full = {Action.HEAD: soon or self.head_buffer.is_full, Action.FULL: self.text_buffer.is_full}
         draw = random.Random(f"{self.settings.seed}/{self.bandit.queries}")
         ready = tuple(action for action, is_full in full.items() if is_full)
-        sample = sample_of(stats, feedback, self.settings.clock)
         return self._tell(Answered(sample, seconds, self.trigger, ready, (draw.random(), draw.random())))
 
     def _jobs(self, decision: Decision) -> list[tuple[str, Any]]:
@@ -333,12 +338,12 @@ def checked(drafter: Drafter) -> SpecBlockDrafter:
     return drafter
 
 
-def sample_of(stats: DecodeStats, feedback: Sequence[Feedback], clock: str) -> bandit.Sample:
+def sample_of(stats: DecodeStats, feedback: Sequence[Feedback], clock: str) -> Sample:
     """What a query says about throughput; not finite for one that ended before its first round."""
     seconds = (stats.draft_ms + stats.verify_ms + stats.other_ms) / 1000
     if not stats.rounds or not feedback or seconds <= 0:
-        return bandit.Sample(math.nan, math.nan, math.nan)
+        return NO_SAMPLE
     rate = stats.tau if clock == "rounds" else stats.committed / seconds
     difficulty = sum(each.difficulty for each in feedback) / len(feedback)
     # Of the drafter's own: how much a text repeats itself says nothing about its weights.
-    return bandit.Sample(math.log(rate), difficulty, stats.drafter_tau)
+    return Sample(math.log(rate), difficulty, stats.drafter_tau)

@@ -55,6 +55,11 @@ class AdaptationConfig:
         low = {name: getattr(self, name) for name in sizes if getattr(self, name) < 1}
         if low:
             raise ConfigurationError(f"Buffers of size {low}; expected at least 1.", "Correct the settings.")
+        if self.alert_steps < 0:
+            raise ConfigurationError(
+                f"alert_steps is {self.alert_steps}; expected at least 0.",
+                "Correct the settings; 0 asks for no more steps.",
+            )
         if self.capture.max_length > self.text_capacity:
             raise ConfigurationError(
                 f"A text may have {self.capture.max_length} tokens, the text buffer {self.text_capacity}.",
