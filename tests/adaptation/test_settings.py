@@ -24,7 +24,7 @@ def test_full_buffers_hold_what_is_stated() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"head_capacity": 0}, {"text_needed": 0}, {"alert_needed": 0}, {"alert_steps": -1}, {"text_capacity": 100}],
-    ids=["head", "needed", "alert", "length"],
+    ids=["head", "needed", "alert", "steps", "length"],
 )
 def test_buffers_that_could_never_work(changes: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError):
