@@ -58,6 +58,19 @@ def test_the_interval_holds_the_ratio() -> None:
     assert low < sum(each.seconds for each in baseline) / sum(each.seconds for each in own) < high
 
 
+def test_a_prompt_that_comes_back_is_one_prompt() -> None:
+    """Four passes over the same prompts tell no more of other prompts than one pass does."""
+    once = {"bandit": [1.0 + n % 5 for n in range(20)], "none": [2.0 + n % 3 for n in range(20)]}
+    single = {policy: [record(policy, n, each) for n, each in enumerate(times)] for policy, times in once.items()}
+    again = {
+        policy: [record(policy, 20 * turn + n, each, id=f"one/{n}") for turn in range(4) for n, each in enumerate(times)]
+        for policy, times in once.items()
+    }
+    assert ratio_interval(again["bandit"], again["none"]) == pytest.approx(
+        ratio_interval(single["bandit"], single["none"])
+    )
+
+
 @pytest.mark.parametrize(("slow", "expected"), [(0, WINDOW), (10, WINDOW + 10), (10**6, None)])
 def test_recovery_counts_queries_after_the_shift(slow: int, expected: int | None) -> None:
     count = 3 * WINDOW

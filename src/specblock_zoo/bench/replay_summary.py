@@ -77,12 +77,18 @@ def tau(records: Sequence[QueryRecord]) -> float:
 
 
 def ratio_interval(own: Sequence[QueryRecord], baseline: Sequence[QueryRecord]) -> tuple[float, float]:
-    """95 % bootstrap interval of the ratio of rates, prompts drawn in pairs."""
+    """95 % bootstrap interval of the ratio of rates, prompts drawn in pairs with all their returns.
+
+    Returns of one prompt are no independent prompts. The interval is of other prompts, given when updates fell.
+    """
     import numpy as np  # here, so that only a summary needs it
 
     reference = {each.number: each for each in baseline}
-    pairs = [(each, reference[each.number]) for each in own if each.number in reference]
-    columns = np.array([(a.tokens, a.seconds, b.tokens, b.seconds) for a, b in pairs])
+    prompts: dict[tuple[str, str], Any] = defaultdict(lambda: np.zeros(4))
+    for one in own:
+        if (two := reference.get(one.number)) is not None:
+            prompts[one.task, one.id] += (one.tokens, one.seconds, two.tokens, two.seconds)
+    columns = np.array(list(prompts.values()))
     drawn = np.random.default_rng(0).integers(len(columns), size=(RESAMPLES, len(columns)))
     sums = columns[drawn].sum(axis=1)
     ratios = (sums[:, 0] / sums[:, 1]) / (sums[:, 2] / np.maximum(sums[:, 3], 1e-12))
