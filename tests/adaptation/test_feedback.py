@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from specblock_zoo.adaptation import feedback as recording
-from specblock_zoo.adaptation.feedback import CaptureSettings, Recorder
+from specblock_zoo.adaptation.feedback import CaptureSettings, Recorder, is_outside
 from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.functional.tree import LOOKUP_BLOCK
 from specblock_zoo.inference.decode import Session
 from specblock_zoo.inference.grow import Pairs
 from specblock_zoo.inference.text import Rules, Text
@@ -64,10 +65,27 @@ def test_slots_are_recorded_as_far_as_their_path_is_right(watched: tuple[Watchin
     rounds = [each for each in rounds if each.drafter_calls]
     assert len(rows) >= len(rounds)
     assert int(rows.covered.sum()) <= sum(len(each.verdict.accepted_nodes) for each in rounds)
-    drafted = [[each.tree.blocks[node] >= 0 for node in each.verdict.accepted_nodes] for each in rounds]
-    uncovered = sum(len(each.verdict.committed_tokens) > sum(kept) for each, kept in zip(rounds, drafted, strict=True))
-    assert feedback.text.uncovered == uncovered
+    assert feedback.text.uncovered == sum(is_outside(each.tree, each.verdict) for each in rounds)
     assert feedback.difficulty > 0
+
+
+@pytest.mark.parametrize(
+    ("accepted", "committed", "expected"),
+    [
+        ((), (9,), True),
+        ((0,), (5, 9), True),
+        ((0, 1), (5, 6, 9), False),
+        ((0, 2), (5, 7, 9), False),
+        ((0,), (5,), False),
+    ],
+    ids=["at the root", "after a node", "after a leaf", "after a copy", "the text ended"],
+)
+def test_a_rejection_needs_a_proposal(accepted: tuple[int, ...], committed: tuple[int, ...], expected: bool) -> None:
+    """Node 0 below the root, 1 drafted below it; 2 copied below it, and 3 copied below that."""
+    none, parents = torch.zeros(4, dtype=torch.int64), torch.tensor([-1, 0, 0, 2])
+    blocks = torch.tensor([0, 0, LOOKUP_BLOCK, LOOKUP_BLOCK])
+    tree = DraftTree(torch.tensor([5, 6, 7, 8]), parents, none.float(), blocks, *[none] * 4)
+    assert is_outside(tree, Verdict(accepted, committed, False)) is expected
 
 
 def test_long_texts_keep_their_end() -> None:

@@ -87,6 +87,7 @@ def test_a_query_that_began_before_a_swap_says_nothing_about_what_followed(monke
 
     def late(*answered: Any) -> None:
         drafter._swap(drafter.updater.revert())
+        drafter.head_buffer.clear()
         learn(*answered)
 
     with monkeypatch.context() as patched:
@@ -94,6 +95,7 @@ def test_a_query_that_began_before_a_swap_says_nothing_about_what_followed(monke
         ask(drafter)
     assert drafter.bandit.queries == 4
     assert len(drafter.bandit.recent) == 3
+    assert len(drafter.head_buffer) == 0, "states of a decoder that serves no more"
     ask(drafter)
     assert len(drafter.bandit.recent) == 4
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specblock_zoo.adaptation.bandit import Action
@@ -18,7 +19,9 @@ from specblock_zoo.adaptation.updater import (
     serving_copy,
     with_modules,
 )
-from specblock_zoo.functional.losses import cross_entropy
+from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.functional.buckets import rank_of, rank_to_bucket
+from specblock_zoo.functional.losses import CLASS_BUDGET, cross_entropy
 from specblock_zoo.inference.prepack import PackedLinear, can_prepack
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from tests.support.drafters import DRAFT_VOCAB, HIDDEN, VOCAB, tiny_drafter
@@ -107,8 +110,37 @@ def test_head_loss_is_the_two_divergences_and_the_rank_loss() -> None:
     reference = good.lm_head(normed).softmax(-1)
     expected = (cross_entropy(logits, target) + 0.5 * cross_entropy(logits, reference)).mean()
     torch.testing.assert_close(head_loss(drafter, good, normed, full_target, settings), expected)
-    with_ranks = head_loss(drafter, good, normed, full_target, replace(settings, rank_weight=1.0))
-    assert with_ranks > expected
+    with_ranks = head_loss(drafter, good, normed, full_target, replace(settings, rank_weight=2.0))
+    ranks = drafter.rank_head.score(normed, logits, drafter.config.rank_top)
+    buckets = rank_to_bucket(rank_of(logits, full_target.ids[:, 0].long()))
+    torch.testing.assert_close(with_ranks, expected + 2 * F.cross_entropy(ranks, buckets), msg="few rows weigh one")
+
+
+def test_common_buckets_weigh_no_more_in_an_update_than_in_training() -> None:
+    """Forty slots whose token is the best one, and two whose token is the second best."""
+    drafter, rows = tiny_drafter(), head_rows(42)
+    normed = rows.normed.float()
+    order = drafter.lm_head(normed).argsort(-1, descending=True)
+    order[40:] = order[40:].roll(-1, -1)
+    target = top_rows(
+        torch.zeros(42, DRAFT_VOCAB).scatter(1, order, -torch.arange(DRAFT_VOCAB).float().expand(42, -1)), 8
+    )
+    ranks = F.cross_entropy(
+        drafter.rank_head.score(normed, drafter.lm_head(normed), drafter.config.rank_top),
+        torch.tensor([0] * 40 + [1] * 2),
+        reduction="none",
+    )
+    expected = (ranks[:40].sum() * CLASS_BUDGET / 40 + ranks[40:].sum()) / (CLASS_BUDGET + 2)
+    settings = UpdateSettings(rank_weight=0.0)
+    plain = head_loss(drafter, drafter, normed, target, settings)
+    weighed = head_loss(drafter, drafter, normed, target, replace(settings, rank_weight=1.0))
+    torch.testing.assert_close(weighed - plain, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [{"clip": -1.0}, {"head_batch": 0}, {"full_epochs": 0}, {"beta": -0.1}])
+def test_settings_that_could_never_train_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(bad))):
+        UpdateSettings(**bad)
 
 
 def test_the_reference_holds_an_update_back() -> None:

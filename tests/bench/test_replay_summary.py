@@ -63,7 +63,9 @@ def test_a_prompt_that_comes_back_is_one_prompt() -> None:
     once = {"bandit": [1.0 + n % 5 for n in range(20)], "none": [2.0 + n % 3 for n in range(20)]}
     single = {policy: [record(policy, n, each) for n, each in enumerate(times)] for policy, times in once.items()}
     again = {
-        policy: [record(policy, 20 * turn + n, each, id=f"one/{n}") for turn in range(4) for n, each in enumerate(times)]
+        policy: [
+            record(policy, 20 * turn + n, each, id=f"one/{n}") for turn in range(4) for n, each in enumerate(times)
+        ]
         for policy, times in once.items()
     }
     assert ratio_interval(again["bandit"], again["none"]) == pytest.approx(

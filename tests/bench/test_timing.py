@@ -22,6 +22,7 @@ from specblock_zoo.bench.timing import (
     turn_order,
 )
 from specblock_zoo.targets.llama import LLAMA
+from tests.support.decoding import target_of
 
 
 def test_cases_take_turns_item_by_item_after_one_untimed_warm_up() -> None:
@@ -134,6 +135,17 @@ def test_a_repeated_phrase_is_a_loop_from_three_repeats_and_24_tokens_on(phrase:
 def test_loop_share_counts_texts() -> None:
     assert loop_share([[1] * 24, list(range(50))]) == 0.5
     assert loop_share([]) == 0.0
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_explicit_mask_lets_a_text_outgrow_its_window(family: str) -> None:
+    """Layers with a window keep fewer keys than a mask of the whole text has columns."""
+    model = target_of(family, sliding_window=8)
+    ids = torch.arange(1, 6)[None]
+    plain = model.generate(ids, max_new_tokens=16, do_sample=False)
+    with explicit_mask(model):
+        masked = model.generate(ids, max_new_tokens=16, do_sample=False)
+    assert torch.equal(plain, masked)
 
 
 @pytest.mark.parametrize("visible", [(1, 1, 1, 1), (0, 1, 1, 1)])

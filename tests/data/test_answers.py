@@ -17,6 +17,7 @@ from specblock_zoo.data.answers import (
     write_answers,
 )
 from specblock_zoo.data.engines import LocalEngine, Question
+from specblock_zoo.data.locks import writing
 from specblock_zoo.data.records import read_records
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError, UnknownNameError
 from tests.support.tiny_pair import character_tokenizer
@@ -82,6 +83,20 @@ def test_finished_answers_are_not_made_again(settings, monkeypatch):
 
     monkeypatch.setattr(LocalEngine, "answer", refuse)
     assert write_answers(settings) == 0
+
+
+def test_another_targets_answers_are_not_gone_on_with(settings):
+    write_answers(settings)
+    before = Path(settings.out).read_bytes()
+    Path(settings.out).write_bytes(before.replace(settings.target.encode(), b"another", 1))
+    with pytest.raises(ConfigurationError, match=r"answers\.jsonl:1: answered by 'another'; --target is"):
+        write_answers(settings)
+
+
+def test_two_runs_do_not_write_one_file(settings):
+    with writing(Path(settings.out)), pytest.raises(ConfigurationError, match="is writing"):
+        write_answers(settings)
+    assert write_answers(settings) == 11
 
 
 def test_batches_have_one_temperature_and_like_lengths(settings):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specblock_zoo.adaptation.buffers import HeadRows, TextRows, TopRows, top_rows
 from specblock_zoo.errors import ConfigurationError
-from specblock_zoo.functional.tree import LOOKUP_BLOCK
+from specblock_zoo.functional.tree import LOOKUP_BLOCK, ROOT
 from specblock_zoo.inference.cache import Pairs
 from specblock_zoo.inference.text import Text
 from specblock_zoo.models.specblock import SpecBlockDrafter
@@ -54,12 +54,14 @@ class Feedback:
 class _Round:
     """One judged round: the block's states and best tokens (if something was drafted), and what was committed.
 
-    `accepted`: drafted tokens among it; what only the text so far proposed teaches the drafter nothing.
+    `accepted`: drafted tokens among it; what only the text so far proposed teaches the drafter nothing. `outside`: the
+    target's own token at the end was none of the drafter's there.
     """
 
     block: tuple[Tensor, Tensor] | None
     committed: tuple[int, ...]
     accepted: int
+    outside: bool
 
 
 @dataclass
@@ -110,7 +112,7 @@ class Recorder:
             index = torch.tensor(visited, device=logits.device)
             row.scores.append(logits.index_select(0, index).index_select(1, self._draft_tokens))
             drafted = int((tree.blocks[list(verdict.accepted_nodes)] != LOOKUP_BLOCK).sum())
-            row.rounds.append(_Round(row.block, verdict.committed_tokens, drafted))
+            row.rounds.append(_Round(row.block, verdict.committed_tokens, drafted, is_outside(tree, verdict)))
             row.block = None
             if len(row.scores) == ROUNDS_AT_ONCE:
                 row.fold(self._settings.top)
@@ -161,8 +163,15 @@ class Recorder:
         at = columns[2]
         rejected, covered = columns[3].bool(), columns[4].bool()
         target = TopRows(top.ids[at], top.log_probs[at], top.tail[at])
-        outside = sum(len(each.committed) > each.accepted for each in row.rounds if each.block is not None)
+        outside = sum(each.outside for each in row.rounds if each.block is not None)
         return HeadRows(normed, target, rejected, covered), outside
+
+
+def is_outside(tree: DraftTree, verdict: Verdict) -> bool:
+    """Whether the target's last token was none of those the drafter proposed there; it must have proposed some."""
+    last = verdict.accepted_nodes[-1] if verdict.accepted_nodes else ROOT
+    proposed = (tree.parents == last) & (tree.blocks != LOOKUP_BLOCK)
+    return len(verdict.committed_tokens) > len(verdict.accepted_nodes) and bool(proposed.any())
 
 
 def _tail(pairs: Pairs, length: int) -> Pairs:

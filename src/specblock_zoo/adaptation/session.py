@@ -230,11 +230,7 @@ class AdaptiveDrafter(Drafter):
         feedback = recorder.finish()
         with self._lock:
             self.updater.embedding = drafting.embedding
-            sample = sample_of(drafting.last_stats, feedback, self.settings.clock)
-            if drafting.lm_head is not self.serving.lm_head:
-                # Other weights began to serve meanwhile: it says nothing about theirs.
-                sample = NO_SAMPLE
-            decision = self._answered(feedback, sample, seconds)
+            decision = self._answered(feedback, drafting, seconds)
             self.last_report = replace(self.last_report, decision=decision)
             jobs = self._jobs(decision)
         # Without the lock, so that other queries start and end meanwhile.
@@ -242,9 +238,15 @@ class AdaptiveDrafter(Drafter):
             self._deployment.submit(name, job)
         self._collect_and_save()
 
-    def _answered(self, feedback: Sequence[Feedback], sample: Sample, seconds: float) -> Decision:
+    def _answered(self, feedback: Sequence[Feedback], drafting: SpecBlockDrafter, seconds: float) -> Decision:
+        sample = sample_of(drafting.last_stats, feedback, self.settings.clock)
+        if drafting.lm_head is not self.serving.lm_head:
+            # Other weights began to serve meanwhile: it says nothing about theirs.
+            sample = NO_SAMPLE
         for each in feedback if not self.bandit.frozen else ():
-            self.head_buffer.add(each.head, self.bandit.queries)
+            # Another decoder's states would teach the heads what they will never read.
+            if drafting.norm is self.serving.norm:
+                self.head_buffer.add(each.head, self.bandit.queries)
             if each.text is not None:
                 self.text_buffer.add(each.text)
                 self.trigger += each.text.uncovered

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from specblock_zoo.adaptation.bandit import Action
 from specblock_zoo.adaptation.buffers import HeadRows, TextRows, TopRows
 from specblock_zoo.data.layout import TAIL_MASS, TOP_IDS, TOP_LOG_PROBS
+from specblock_zoo.errors import check_values
 from specblock_zoo.functional.buckets import rank_of, rank_to_bucket
-from specblock_zoo.functional.losses import bucket_cross_entropy, cross_entropy
+from specblock_zoo.functional.losses import bucket_cross_entropy, class_weights, cross_entropy
 from specblock_zoo.functional.vocab import target_to_draft
 from specblock_zoo.inference.prepack import optimize_for_cpu
 from specblock_zoo.models.specblock import SpecBlockDrafter
@@ -52,6 +53,19 @@ class UpdateSettings:
     clip: float = 1.0
     block_sampling: tuple[float, ...] | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = {name: getattr(self, name) for name in ("head_epochs", "head_batch", "full_epochs", "full_batch")}
+        weights = {name: getattr(self, name) for name in ("beta", "rank_weight")}
+        sizes = {name: getattr(self, name) for name in ("head_learning_rate", "full_learning_rate", "clip")}
+        check_values(
+            self,
+            {
+                **{name: (count >= 1, "at least 1") for name, count in counts.items()},
+                **{name: (weight >= 0, "at least 0") for name, weight in weights.items()},
+                **{name: (size > 0, "a number above 0") for name, size in sizes.items()},
+            },
+        )
 
 
 @dataclass(frozen=True)
@@ -233,6 +247,8 @@ def head_loss(
 ) -> Tensor:
     """Mean over slots of KL(target || draft) + beta KL(good || draft), up to what no weight changes, + the rank loss.
 
+    The rank loss has training's class weights (`functional.losses.class_weights`).
+
     Args:
         normed: what the heads read, `[n, hidden]`.
     """
@@ -247,7 +263,9 @@ def head_loss(
     draft = cross_entropy(logits, probs(slice(None)) + settings.beta * reference)
     ranks = shadow.rank_head.score(normed, logits, shadow.config.rank_top)
     buckets = rank_to_bucket(rank_of(logits.detach(), target.ids[:, 0].long()))
-    return (draft + settings.rank_weight * bucket_cross_entropy(ranks, buckets)).mean()
+    # As in training: most tokens are in the first bucket, and the head is to tell the others.
+    weights = class_weights(buckets)
+    return draft.mean() + settings.rank_weight * (weights * bucket_cross_entropy(ranks, buckets)).sum() / weights.sum()
 
 
 def full_loss(

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from specblock_zoo.data.chat import prompt_ids
 from specblock_zoo.data.engines import Answer, AnswerEngine, Question, engine_class
 from specblock_zoo.data.files import check_lines
+from specblock_zoo.data.locks import writing
 from specblock_zoo.data.records import checked_messages, read_objects
 from specblock_zoo.data.settings import DTYPES, check_device
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
@@ -155,8 +156,12 @@ def plan_batches(prompts: Sequence[Prompt], batch_size: int, seed: int = 0) -> l
     return batches
 
 
-def answered_ids(out: Path) -> set[str]:
-    """Ids of a file's records; a last line that a killed run left unfinished is cut off."""
+def answered_ids(out: Path, target: str | None = None) -> set[str]:
+    """Ids of a file's records; a last line that a killed run left unfinished is cut off.
+
+    Raises:
+        ConfigurationError: a record names another target than this one.
+    """
     if not out.exists():
         return set()
     content = out.read_bytes()
@@ -164,7 +169,15 @@ def answered_ids(out: Path) -> set[str]:
     if len(whole) < len(content):
         with out.open("r+b") as stream:
             stream.truncate(len(whole))
-    return {fields["id"] for _, fields in read_objects([out])} if whole else set()
+    found: set[str] = set()
+    for where, fields in read_objects([out]) if whole else ():
+        if target is not None and fields.get("target", target) != target:
+            raise ConfigurationError(
+                f"{where}: answered by {fields['target']!r}; --target is {target!r}.",
+                "Give another --out: a drafter learns one target.",
+            )
+        found.add(fields["id"])
+    return found
 
 
 def as_line(prompt: Prompt, answer: Answer, target: str) -> str:
@@ -185,7 +198,8 @@ def write_answers(settings: AnswerSettings) -> int:
     """Answers every prompt that `settings.out` has no answer for, as far as the time allows; returns how many it was.
 
     Raises:
-        ConfigurationError, UnknownNameError, BadRecordError, EmptyDataError: bad input.
+        ConfigurationError, UnknownNameError, BadRecordError, EmptyDataError: bad input; another process is writing
+            the file; it holds another target's answers.
         MissingPackageError: an embedded target whose package is absent.
     """
     settings.check()
@@ -195,13 +209,22 @@ def write_answers(settings: AnswerSettings) -> int:
     prompts, too_long = read_prompts(settings, tokenizer)
     out = Path(settings.out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    done = answered_ids(out)
+    console = Console(stderr=True)
+    console.print(f"{len(prompts):,} prompts ({too_long} too long)", highlight=False)
+    with writing(out, hint="Wait for it, or give another --out."):
+        engine = engine_class(settings.engine)(model, tokenizer)
+        return _answer_missing(settings, prompts, engine, ends, console)
+
+
+def _answer_missing(
+    settings: AnswerSettings, prompts: Sequence[Prompt], engine: AnswerEngine, ends: float, console: Console
+) -> int:
+    """Appends the answers that `settings.out` lacks until the clock (`time.monotonic`) says `ends`; their number."""
+    out = Path(settings.out)
+    done = answered_ids(out, settings.target)
     planned = plan_batches(prompts, settings.batch_size, settings.seed)
     batches = [batch for batch in planned if not _ids(batch) <= done]
-    console = Console(stderr=True)
-    left = sum(len(_ids(batch) - done) for batch in batches)
-    console.print(f"{len(prompts):,} prompts ({too_long} too long), {left:,} without an answer", highlight=False)
-    engine = engine_class(settings.engine)(model, tokenizer)
+    console.print(f"{sum(len(_ids(batch) - done) for batch in batches):,} without an answer", highlight=False)
     written = 0
     with out.open("a", encoding="utf-8") as stream:
         for batch in track(batches, description="answers", console=console):
