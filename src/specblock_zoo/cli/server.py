@@ -44,8 +44,6 @@ WHOLE = {"max_tokens", "max_completion_tokens", "seed"}
 """Of them those that count."""
 IGNORED = {"n": (None, 1), "logprobs": (None, False, 0), "presence_penalty": (None, 0), "response_format": (None, TEXT)}
 """Fields transformers' server does not read, with the values for which that makes no difference to the answer."""
-
-
 SEED = "_request_seed"
 """Where a request's seed waits on its generation configuration."""
 
