@@ -93,7 +93,7 @@ def test_life_cycle(rows: list[tuple[Answered, bool, int]], actions: tuple[Actio
             assert before.pending is None
             assert state.measurement is None
             assert not decision.revert
-            promising = state.gains.get(decision.action, 0) > 0
+            promising = state.gains.get(decision.action, 0) > 0 and state.windows[decision.action] >= settings.confirm
             known = state.costs.get(decision.action)
             allowed = max(settings.explore_share * state.served, state.allowance if state.alert else 0.0)
             assert promising or known is None or state.spent + known <= allowed
@@ -220,7 +220,29 @@ def test_a_first_update_is_priced_before_anyone_has_measured_it() -> None:
 
 def test_an_update_out_of_reach_does_not_keep_a_gain_from_being_taken() -> None:
     strict = replace(FEW, explore_share=0.0)
-    assert play(strict, settled(gains={Action.HEAD: 0.1}), query())[1][0].reason == "gain"
+    confirmed = settled(gains={Action.HEAD: 0.1}, windows={Action.HEAD: strict.confirm})
+    assert play(strict, confirmed, query())[1][0].reason == "gain"
+    dearer = replace(confirmed, gains={Action.HEAD: 0.1, Action.FULL: 0.5}, windows={Action.HEAD: 2, Action.FULL: 1})
+    assert play(strict, dearer, query())[1][0].action is Action.HEAD
+
+
+def test_a_gain_of_too_few_windows_stays_within_the_budget() -> None:
+    strict = replace(FEW, explore_share=0.01, confirm=2)
+    lucky = settled(gains={Action.HEAD: 0.5, Action.FULL: -1.0}, windows={Action.HEAD: 1}, costs={Action.HEAD: 0.6})
+    assert play(strict, lucky, query())[1][0] == Decision(reason="budget")
+    assert play(strict, replace(lucky, served=60.0), query())[1][0].reason == "gain"
+    assert play(strict, replace(lucky, windows={Action.HEAD: 2}), query())[1][0].reason == "gain"
+
+
+def test_windows_that_are_believed_are_counted_until_the_traffic_changes() -> None:
+    state = settled(trigger=9)
+    for count in (1, 2):
+        state, _ = step(FEW, state, Synced(Action.HEAD, 0.0))
+        state, _ = play(FEW, state, *[query(0.5, ready=())] * 3)
+        assert state.windows == {Action.HEAD: count}
+    weak, _ = step(FEW, replace(state, trigger=4), Synced(Action.HEAD, 0.0))
+    assert play(FEW, weak, *[query(0.5, ready=())] * 3)[0].windows == {Action.HEAD: 2}
+    assert harder(WATCHFUL, windows={Action.HEAD: 2})[0].windows == {}
 
 
 def test_weights_that_an_update_at_work_has_moved_are_not_kept() -> None:

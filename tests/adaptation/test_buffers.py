@@ -58,6 +58,7 @@ def test_head_buffer_keeps_the_newest(sizes: list[tuple[int, int]]) -> None:
     assert buffer.is_full == (fresh >= 5)
     buffer.spent()
     assert not buffer.is_full
+    assert buffer.unread == 0
     assert len(buffer) == min(7, sum(count for count, _ in sizes))
     buffer.clear()
     assert (len(buffer), buffer.nbytes) == (0, 0)
@@ -126,3 +127,28 @@ def test_no_buffer_holds_text() -> None:
     names = {*tensors_of(head_rows(1)), *tensors_of(text_rows(1))}
     distribution = {"target.ids", "target.log_probs", "target.tail"}
     assert names == {"normed", "rejected", "covered", "input_ids", "features", "loss_mask", *distribution}
+
+
+@given(st.integers(1, 30), st.integers(0, 30), st.integers(1, 40), st.integers(0, 3))
+def test_an_update_reads_what_is_new_first_and_no_more_than_it_may(old: int, new: int, most: int, seed: int) -> None:
+    buffer = HeadBuffer(capacity=1000, needed=5)
+    buffer.add(head_rows(old))
+    buffer.spent()
+    if new:
+        buffer.add(head_rows(new))
+    numbered = torch.arange(old + new).half()[:, None].expand(-1, HIDDEN)
+    buffer._tensors["normed"] = numbered
+    read = buffer.rows(most, seed).normed[:, 0].int().tolist()
+    assert read == sorted(set(read)), "in order, none twice"
+    assert len(read) == min(most, old + new)
+    assert sum(number >= old for number in read) == min(most, new)
+    assert read == buffer.rows(most, seed).normed[:, 0].int().tolist()
+
+
+def test_what_was_read_is_known_after_loading() -> None:
+    buffer, other = HeadBuffer(capacity=9, needed=5), HeadBuffer(capacity=9, needed=5)
+    buffer.add(head_rows(5, rejected=2))
+    buffer.spent()
+    buffer.add(head_rows(3, rejected=1))
+    other.load(buffer.state())
+    assert (other.fresh, other.unread, len(other)) == (1, 3, 8)

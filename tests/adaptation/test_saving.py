@@ -37,10 +37,9 @@ def test_everything_comes_back(saved: tuple[AdaptiveDrafter, Path]) -> None:
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     for ours, theirs in ((drafter.serving, other.serving), (drafter.updater.good, other.updater.good)):
         assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
-    for action, optimizer in drafter.updater.optimizers.items():
-        ours, theirs = flat_optimizer(optimizer, "x"), flat_optimizer(other.updater.optimizers[action], "x")
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    ours, theirs = (flat_optimizer(each.updater.optimizer, "x") for each in (drafter, other))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     ask(other)
 
 

@@ -35,16 +35,16 @@ class BanditSettings:
         epsilon: probability of exploring at the first and at the last of them, falling linearly between.
         cool_down: after an update the next ones cannot trigger.
         window: measured before and after an update, N.
-        horizon: over which the cost of an update is spread; also the time without one after which the best is tried
-            again.
+        horizon: over which an update's cost is spread; also after which without one the best is tried again.
         ewma: weight of the newest reward in a predicted gain, 0..1.
         min_trigger: rejected positions outside the tree below which a reward is not believed (the s_trig gate).
         revert_after: windows in a row with a falling accepted length that take the weights back.
-        explore_share: share of the served time that updates without a predicted gain may cost, 0..1 (ours).
-        first_cost: mean query times that a head and a full update are taken to cost before one was measured (ours).
+        explore_share: share of the served time that updates without a confirmed gain may cost, 0..1 (ours).
+        confirm: windows that confirm a gain: fewer may be chance (ours).
+        first_cost: mean query times that a head and a full update are taken to cost until one was measured (ours).
         drift: what the log of the accepted length must do to be a shift of the traffic (ours).
         alert: after a shift, how long trying is afforded anew, and a smaller buffer is enough (ours).
-        shift_credit: mean query times that updates without a predicted gain may then cost (ours).
+        shift_credit: mean query times that updates without a confirmed gain may then cost (ours).
     """
 
     policy: Literal["bandit", "always", "never"] = "bandit"
@@ -59,19 +59,20 @@ class BanditSettings:
     min_trigger: int = 5
     revert_after: int = 3
     explore_share: float = 0.009
+    confirm: int = 2
     first_cost: tuple[float, float] = (0.0, 5.0)
     drift: DriftSettings = field(default_factory=DriftSettings)
     alert: int = 64
     shift_credit: float = 2.0
 
     def __post_init__(self) -> None:
-        counts = ("window", "horizon", "revert_after")
+        counts = ("window", "horizon", "revert_after", "confirm")
         wrong = [f"{name} = {getattr(self, name)} (at least 1)" for name in counts if getattr(self, name) < 1]
         sums = {"alert": self.alert, "shift_credit": self.shift_credit}
         wrong += [f"{name} = {value} (at least 0)" for name, value in sums.items() if value < 0]
-        shares = {"ewma": self.ewma, "epsilon": min(self.epsilon), "explore_share": self.explore_share}
-        shares["epsilon "] = max(self.epsilon)
-        wrong += [f"{name.strip()} = {value} (0..1)" for name, value in shares.items() if not 0 <= value <= 1]
+        shares = {"ewma": self.ewma, "explore_share": self.explore_share}
+        shares |= {f"epsilon[{place}]": value for place, value in enumerate(self.epsilon)}
+        wrong += [f"{name} = {value} (0..1)" for name, value in shares.items() if not 0 <= value <= 1]
         if Action.SKIP in self.actions or not self.actions:
             wrong.append(f"actions = {[str(action) for action in self.actions]} (head, full, or both)")
         if wrong:
@@ -165,20 +166,17 @@ class BanditState:
     """Everything the bandit remembers; bounded.
 
     Attributes:
-        queries: answered so far.
-        events: updates synced so far.
+        queries, events: answered and updates synced so far.
         since_event: queries since the last update.
         cool_down: queries that cannot trigger yet.
         pending: the update at work; `trigger` is its s_trig.
         measurement: the open window.
         recent: the newest samples, one window's.
-        gains: predicted gain in log throughput of each measured action.
-        costs: seconds of each action's latest update.
-        served, spent: seconds of all queries and of all updates.
+        gains: predicted gain in log throughput of each measured action; `windows`: how many it was measured in.
+        costs: seconds of each action's latest update; `served`, `spent`: of all queries, of all updates.
         slope: of log rate on difficulty (x = difficulty, y = log rate).
         fall: of the log of the accepted length since the start or the last shift.
-        alert: queries left of the alert that a shift raised; it explores whatever it can afford.
-        allowance: seconds that `spent` may reach while on the alert.
+        alert, allowance: queries left of the alert that a shift raised; seconds that `spent` may reach meanwhile.
         declines: windows in a row with a falling accepted length.
     """
 
@@ -192,6 +190,7 @@ class BanditState:
     measurement: Measurement | None = None
     recent: tuple[Sample, ...] = ()
     gains: dict[Action, float] = field(default_factory=dict)
+    windows: dict[Action, int] = field(default_factory=dict)
     costs: dict[Action, float] = field(default_factory=dict)
     served: float = 0.0
     spent: float = 0.0
@@ -308,14 +307,15 @@ def _measured(settings: BanditSettings, state: BanditState, sample: Sample) -> t
     if len(window.after) < settings.window:
         return replace(state, measurement=window), Decision()
     reward = reward_of(settings, state, window)
-    gains = dict(state.gains)
+    gains, windows = dict(state.gains), dict(state.windows)
     if window.trigger >= settings.min_trigger:
         before = gains.get(window.action)
         gains[window.action] = reward if before is None else before + settings.ewma * (reward - before)
+        windows[window.action] = windows.get(window.action, 0) + 1
     falling = fmean([each.tau for each in window.after]) < fmean([each.tau for each in window.before])
     declines = state.declines + 1 if falling else 0
     revert = declines >= settings.revert_after
-    state = replace(state, measurement=None, gains=gains, declines=0 if revert else declines)
+    state = replace(state, measurement=None, gains=gains, windows=windows, declines=0 if revert else declines)
     # An update at work beside serving has moved the weights that would be kept: nobody has measured those.
     return state, Decision(keep=not falling and state.pending is None, revert=revert, reward=reward)
 
@@ -340,6 +340,7 @@ def _shifted(settings: BanditSettings, state: BanditState) -> BanditState:
     return replace(
         state,
         gains={},
+        windows={},
         declines=0,
         measurement=None,
         recent=state.recent[-state.fall.run :],
@@ -376,13 +377,16 @@ def _choose(settings: BanditSettings, state: BanditState, event: Answered, block
     for action in within:
         if action in unmeasured or (recheck and action is best):
             return action, "unmeasured" if action in unmeasured else "recheck"
-    if state.gains.get(best, 0.0) > 0:
-        return best, "gain"
-    return Action.SKIP, "budget" if explores or unmeasured or recheck else "no gain"
+    gaining = [action for action in ready if state.gains.get(action, 0.0) > 0]
+    # One lucky window must not spend what no budget bounds.
+    sure = [action for action in gaining if action in within or state.windows.get(action, 0) >= settings.confirm]
+    if sure:
+        return max(sure, key=lambda action: state.gains[action]), "gain"
+    return Action.SKIP, "budget" if explores or unmeasured or recheck or gaining else "no gain"
 
 
 def _affordable(settings: BanditSettings, state: BanditState, action: Action) -> bool:
-    """Without a predicted gain an update is an expense; a first one of unknown cost is estimated."""
+    """Without a confirmed gain an update is an expense; a first one of unknown cost is estimated."""
     unknown = settings.first_cost[action is Action.FULL] * state.served / max(1, state.queries)
     allowed = max(settings.explore_share * state.served, state.allowance if state.alert else 0.0)
     return state.spent + state.costs.get(action, unknown) <= allowed

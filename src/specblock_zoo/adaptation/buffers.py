@@ -100,12 +100,12 @@ class HeadBuffer:
     """At most `capacity` slots; full once `needed` rejected ones have come in since the last update.
 
     Attributes:
-        fresh: rejected slots since the last update.
+        fresh: rejected slots since the last update; `unread`: slots of any kind.
     """
 
     def __init__(self, capacity: int, needed: int) -> None:
         self.capacity, self.needed = capacity, needed
-        self.fresh = 0
+        self.fresh = self.unread = 0
         self._tensors: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
@@ -128,10 +128,17 @@ class HeadBuffer:
         # Clones, so that what has left is freed.
         self._tensors = {name: tensor[-self.capacity :].clone() for name, tensor in joined.items()}
         self.fresh += int(rows.rejected.sum())
+        self.unread = min(self.unread + len(rows), len(self))
 
-    def rows(self) -> HeadRows:
-        """Everything held."""
+    def rows(self, most: int | None = None, seed: int = 0) -> HeadRows:
+        """Everything held, oldest first; or at most `most` slots: the unread, then older ones by lot."""
         held = self._tensors
+        if most is not None and len(self) > most:
+            older, generator = len(self) - self.unread, torch.Generator().manual_seed(seed)
+            new = older + torch.randperm(self.unread, generator=generator)[:most]
+            old = torch.randperm(older, generator=generator)[: most - len(new)]
+            index = torch.cat((old, new)).sort().values
+            held = {name: tensor[index] for name, tensor in held.items()}
         return HeadRows(held["normed"], _top_of(held), held["rejected"], held["covered"])
 
     def forget(self, query: int) -> None:
@@ -140,23 +147,27 @@ class HeadBuffer:
             kept = self._tensors[QUERY] >= query
             self._tensors = {name: tensor[kept] for name, tensor in self._tensors.items()}
             self.fresh = min(self.fresh, int(self._tensors["rejected"].sum()))
+            self.unread = min(self.unread, len(self))
 
     def spent(self) -> None:
         """An update has used the rows; they stay for the next, which needs new ones beside them."""
-        self.fresh = 0
+        self.fresh = self.unread = 0
 
     def clear(self) -> None:
         """Forgets everything, e.g. when the states are another drafter's."""
-        self._tensors, self.fresh = {}, 0
+        self._tensors, self.fresh, self.unread = {}, 0, 0
 
     def state(self) -> dict[str, Tensor]:
         """For saving."""
-        return {**self._tensors, "fresh": torch.tensor(self.fresh)}
+        return {**self._tensors, "fresh": torch.tensor(self.fresh), "unread": torch.tensor(self.unread)}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """The inverse of `state`."""
+        counts = ("fresh", "unread")
+        self._tensors = {name: tensor[-self.capacity :] for name, tensor in state.items() if name not in counts}
         self.fresh = int(state["fresh"])
-        self._tensors = {name: tensor[-self.capacity :] for name, tensor in state.items() if name != "fresh"}
+        # Older saves count the rejected alone.
+        self.unread = min(int(state.get("unread", state["fresh"])), len(self))
         if self._tensors:
             # Older saves do not number their queries.
             self._tensors.setdefault(QUERY, torch.zeros(len(self), dtype=torch.int32))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from specblock_zoo.adaptation.bandit import BanditState
+from specblock_zoo.adaptation.bandit import Action, BanditState
 from specblock_zoo.adaptation.storage import (
     current_version,
     flat_optimizer,
@@ -60,8 +60,7 @@ def save(updater: Updater, now: Captured, folder: Path) -> None:
     with new_version(folder) as scratch:
         updater.shadow.save_pretrained(scratch / DRAFTER)
         write_tensors(scratch / GOOD, dict(updater.good.named_parameters()))
-        optimizers = [flat_optimizer(optimizer, action) for action, optimizer in updater.optimizers.items()]
-        write_tensors(scratch / OPTIMIZER, {name: tensor for each in optimizers for name, tensor in each.items()})
+        write_tensors(scratch / OPTIMIZER, flat_optimizer(updater.optimizer, Action.FULL))
         for name, file in BUFFERS.items():
             write_tensors(scratch / file, now.buffers[name])
         (scratch / STATE).write_text(now.saved.model_dump_json())
@@ -86,8 +85,7 @@ def restore(adaptive: "AdaptiveDrafter", folder: Path) -> None:
     check_top(buffers.values(), min(adaptive.settings.capture.top, updater.shadow.config.draft_vocab_size))
     updater.shadow.load_state_dict(weights)
     updater.good.load_state_dict(good, strict=False)
-    for action, each in updater.optimizers.items():
-        load_flat_optimizer(each, optimizer, action)
+    load_flat_optimizer(updater.optimizer, optimizer, Action.FULL)
     for name, tensors in buffers.items():
         getattr(adaptive, name).load(tensors)
     # An update that was decided but not yet trained ended with the process that saved.

@@ -260,7 +260,7 @@ class AdaptiveDrafter(Drafter):
     def _jobs(self, decision: Decision) -> list[tuple[str, Any]]:
         jobs: list[tuple[str, Any]] = []
         if decision.shift is not None:
-            # An update costs what it reads.
+            # An update may read only so much.
             self.head_buffer.forget(decision.shift)
         if decision.keep:
             jobs.append((KEEP, self.updater.keep))
@@ -268,7 +268,8 @@ class AdaptiveDrafter(Drafter):
             jobs.append((REVERT, self.updater.revert))
         if decision.action is not Action.SKIP:
             is_head = decision.action is Action.HEAD
-            data = self.head_buffer.rows() if is_head else self.text_buffer.texts()
+            seed = self.settings.seed + self.bandit.queries
+            data = self.head_buffer.rows(self.settings.head_read, seed) if is_head else self.text_buffer.texts()
             (self.head_buffer if is_head else self.text_buffer).spent()
             self.trigger = 0
             least = self.settings.alert_steps if self.bandit.alert else 0

@@ -22,6 +22,7 @@ class AdaptationConfig:
         update: how to train.
         capture: what to keep of a query.
         head_capacity, head_needed: slots the head buffer holds; rejected ones among them that fill it.
+        head_read: slots that one update reads, the new ones first: what it costs must not grow with the buffer (ours).
         alert_needed: of them enough while the bandit is on the alert; `alert_steps`: of a head update then, at least
             (ours).
         text_capacity, text_needed: tokens the text buffer holds; positions rejected outside the tree that fill it.
@@ -39,6 +40,7 @@ class AdaptationConfig:
     capture: CaptureSettings = field(default_factory=CaptureSettings)
     head_capacity: int = 2048
     head_needed: int = 128
+    head_read: int = 512
     alert_needed: int = 48
     alert_steps: int = 8
     text_capacity: int = 8192
@@ -51,7 +53,7 @@ class AdaptationConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        sizes = ("head_capacity", "head_needed", "alert_needed", "text_capacity", "text_needed")
+        sizes = ("head_capacity", "head_needed", "head_read", "alert_needed", "text_capacity", "text_needed")
         low = {name: getattr(self, name) for name in sizes if getattr(self, name) < 1}
         if low:
             raise ConfigurationError(f"Buffers of size {low}; expected at least 1.", "Correct the settings.")

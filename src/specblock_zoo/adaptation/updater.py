@@ -3,7 +3,7 @@
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from specblock_zoo.adaptation.bandit import Action
-from specblock_zoo.adaptation.buffers import HeadRows, TextRows, TopRows
+from specblock_zoo.adaptation.buffers import HeadRows, TextRows
+from specblock_zoo.adaptation.heads import head_problem
 from specblock_zoo.data.layout import TAIL_MASS, TOP_IDS, TOP_LOG_PROBS
 from specblock_zoo.errors import check_values
-from specblock_zoo.functional.buckets import rank_of, rank_to_bucket
-from specblock_zoo.functional.losses import bucket_cross_entropy, class_weights, cross_entropy
+from specblock_zoo.functional.losses import cross_entropy
 from specblock_zoo.functional.vocab import target_to_draft
 from specblock_zoo.inference.prepack import optimize_for_cpu
 from specblock_zoo.models.specblock import SpecBlockDrafter
@@ -23,6 +23,7 @@ from specblock_zoo.training.rollout import RolloutSettings
 from specblock_zoo.training.specblock import rollout
 from specblock_zoo.training.teachers import TopTeacher
 
+BETAS = (0.9, 0.95)
 HEADS = ("lm_head", "rank_head")
 """What a head update trains: they read cached states, so no decoder backward is needed."""
 
@@ -32,7 +33,9 @@ class UpdateSettings:
     """How an update trains.
 
     Attributes:
-        beta: weight of KL(reference draft || draft) beside KL(target || draft).
+        head_beta, full_beta: weight of KL(reference draft || draft) beside KL(target || draft).
+        least_pull: rows of the head train where the gradient of some slot's loss to their logit is as large; all others
+            stay, and their logits count as they are (see `heads`; ours).
         rank_weight: weight of the rank loss.
         head_learning_rate, full_learning_rate: of AdamW.
         head_epochs, head_batch: passes over the buffered slots, and slots per step.
@@ -42,11 +45,13 @@ class UpdateSettings:
         seed: of the order of rows and texts.
     """
 
-    beta: float = 0.1
+    head_beta: float = 1.0
+    full_beta: float = 0.1
+    least_pull: float = 0.1
     rank_weight: float = 1.0
     head_learning_rate: float = 1e-3
     full_learning_rate: float = 2e-4
-    head_epochs: int = 2
+    head_epochs: int = 4
     head_batch: int = 128
     full_epochs: int = 1
     full_batch: int = 8
@@ -56,7 +61,7 @@ class UpdateSettings:
 
     def __post_init__(self) -> None:
         counts = {name: getattr(self, name) for name in ("head_epochs", "head_batch", "full_epochs", "full_batch")}
-        weights = {name: getattr(self, name) for name in ("beta", "rank_weight")}
+        weights = {name: getattr(self, name) for name in ("head_beta", "full_beta", "least_pull", "rank_weight")}
         sizes = {name: getattr(self, name) for name in ("head_learning_rate", "full_learning_rate", "clip")}
         check_values(
             self,
@@ -70,12 +75,11 @@ class UpdateSettings:
 
 @dataclass(frozen=True)
 class Update:
-    """What an update gives: modules by name, ready to serve, and its first and last loss in nats."""
+    """What an update gives: modules by name, ready to serve, and the loss before each of its steps in nats."""
 
     action: Action
     modules: dict[str, nn.Module]
-    first_loss: float
-    last_loss: float
+    losses: tuple[float, ...]
     seconds: float
 
 
@@ -107,7 +111,7 @@ def with_modules(serving: SpecBlockDrafter, modules: dict[str, nn.Module]) -> Sp
 
 
 class Updater:
-    """Owns the shadow, its optimizers and the last good weights; used by one thread at a time.
+    """Owns the shadow, its optimizer and the last good weights; used by one thread at a time.
 
     Args:
         drafter: the drafter as it serves now, in plain layout.
@@ -117,6 +121,7 @@ class Updater:
 
     Attributes:
         embedding: the target's token embeddings `[vocab, hidden]`; full updates need them.
+        optimizer: of full updates. A head update has one of its own: the rows it trains are its own too.
     """
 
     def __init__(
@@ -133,14 +138,10 @@ class Updater:
         self.shadow = plain_copy(drafter, torch.float32, self.device)
         self.good = plain_copy(drafter, torch.float32, self.device)
         self.embedding: Tensor | None = None
-        rates = {Action.HEAD: settings.head_learning_rate, Action.FULL: settings.full_learning_rate}
-        # Fused: one pass over the moments instead of seven, a quarter of a head update.
-        self.optimizers = {
-            action: torch.optim.AdamW(
-                self.trained(action).values(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-            )
-            for action, rate in rates.items()
-        }
+        # Fused: one pass over the moments instead of seven.
+        self.optimizer = torch.optim.AdamW(
+            self.shadow.parameters(), lr=settings.full_learning_rate, betas=BETAS, weight_decay=0.0, fused=True
+        )
         self.updates = 0
 
     def trained(self, action: Action) -> dict[str, nn.Parameter]:
@@ -158,13 +159,13 @@ class Updater:
             FloatingPointError: a loss or a weight is no finite number; the shadow is what it was before.
         """
         started = time.perf_counter()
-        parameters, optimizer = self.trained(action), self.optimizers[action]
+        parameters = self.trained(action)
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        momentum = copy.deepcopy(optimizer.state_dict())
+        momentum = copy.deepcopy(self.optimizer.state_dict()) if action is Action.FULL else None
         try:
             # `generate` runs without gradients.
             with torch.inference_mode(False), torch.enable_grad():
-                losses = self._train(action, data, least_steps)
+                losses = self._heads(data, least_steps) if isinstance(data, HeadRows) else self._full(data)
             _check_finite(losses, parameters)
             self.shadow.requires_grad_(False)
             modules = self.modules(HEADS if action is Action.HEAD else None)
@@ -172,13 +173,14 @@ class Updater:
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(before[name])
-            optimizer.load_state_dict(momentum)
+            if momentum is not None:
+                self.optimizer.load_state_dict(momentum)
             raise
         finally:
             self.shadow.requires_grad_(False)
-            optimizer.zero_grad(set_to_none=True)
+            self.shadow.zero_grad(set_to_none=True)
         self.updates += 1
-        return Update(action, modules, losses[0], losses[-1], time.perf_counter() - started)
+        return Update(action, modules, tuple(losses), time.perf_counter() - started)
 
     def modules(self, names: Sequence[str] | None = None) -> dict[str, nn.Module]:
         """Copies of the shadow's modules in the dtype and on the device that serve; default all of them."""
@@ -194,78 +196,68 @@ class Updater:
         self.good.load_state_dict(self.shadow.state_dict())
 
     def revert(self) -> dict[str, nn.Module]:
-        """The last good weights again, with fresh optimizers; returns them as `modules` does."""
+        """The last good weights again, with a fresh optimizer; returns them as `modules` does."""
         self.shadow.load_state_dict(self.good.state_dict())
-        for optimizer in self.optimizers.values():
-            optimizer.state.clear()
+        self.optimizer.state.clear()
         return self.modules()
 
-    def _train(self, action: Action, data: HeadRows | Sequence[TextRows], least_steps: int) -> list[float]:
-        generator = torch.Generator().manual_seed(self.settings.seed + self.updates)
-        parameters, optimizer = self.trained(action), self.optimizers[action]
-        for parameter in parameters.values():
-            parameter.requires_grad_(True)
-        if isinstance(data, HeadRows):
-            every = self._head_losses(data, generator, least_steps)
-        else:
-            every = self._full(data, generator)
+    def _heads(self, slots: HeadRows, least_steps: int) -> list[float]:
+        settings, shadow = self.settings, self.shadow
+        problem = head_problem(shadow, self.good, slots, settings.head_beta, settings.least_pull)
+        weight, rank_head = shadow.lm_head.weight[problem.rows].requires_grad_(True), shadow.rank_head
+        parameters = [weight, *rank_head.requires_grad_(True).parameters()]
+        optimizer = torch.optim.AdamW(
+            parameters, lr=settings.head_learning_rate, betas=BETAS, weight_decay=0.0, fused=True
+        )
+        an_epoch = math.ceil(len(problem) / settings.head_batch)
+        epochs = max(settings.head_epochs, math.ceil(least_steps / max(1, an_epoch)))
+        every = (
+            problem.loss(weight, rank_head, index.to(self.device), settings.rank_weight)
+            for index in self._batches(len(problem), settings.head_batch, epochs)
+        )
+        losses = self._descend(every, parameters, optimizer)
+        with torch.no_grad():
+            shadow.lm_head.weight[problem.rows] = weight
+        return losses
+
+    def _full(self, texts: Sequence[TextRows]) -> list[float]:
+        if self.embedding is not None:
+            for drafter in (self.shadow, self.good):
+                drafter.attach(self.embedding.to(self.device))
+        settings, generator = self.settings, torch.Generator().manual_seed(self._seed)
+        parameters = list(self.shadow.requires_grad_(True).parameters())
+        every = (
+            full_loss(self.shadow, self.good, [texts[number] for number in index.tolist()], settings, generator)
+            for index in self._batches(len(texts), settings.full_batch, settings.full_epochs)
+        )
+        return self._descend(every, parameters, self.optimizer)
+
+    @property
+    def _seed(self) -> int:
+        return self.settings.seed + self.updates
+
+    def _batches(self, count: int, size: int, epochs: int) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(self._seed)
+        for _ in range(epochs):
+            yield from torch.randperm(count, generator=generator).split(size)
+
+    def _descend(
+        self, every: Iterable[Tensor], parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer
+    ) -> list[float]:
         losses = []
         for loss in every:
             losses.append(float(loss.detach()))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters.values(), self.settings.clip, error_if_nonfinite=False)
+            torch.nn.utils.clip_grad_norm_(parameters, self.settings.clip, error_if_nonfinite=False)
             optimizer.step()
         return losses
-
-    def _head_losses(self, rows: HeadRows, generator: torch.Generator, least_steps: int) -> Iterator[Tensor]:
-        an_epoch = math.ceil(len(rows) / self.settings.head_batch)
-        for _ in range(max(self.settings.head_epochs, math.ceil(least_steps / max(1, an_epoch)))):
-            for index in torch.randperm(len(rows), generator=generator).split(self.settings.head_batch):
-                normed = rows.normed[index].to(self.device, torch.float32)
-                target = TopRows(*(each[index].to(self.device) for each in vars(rows.target).values()))
-                yield head_loss(self.shadow, self.good, normed, target, self.settings)
-
-    def _full(self, texts: Sequence[TextRows], generator: torch.Generator) -> Iterator[Tensor]:
-        if self.embedding is not None:
-            for drafter in (self.shadow, self.good):
-                drafter.attach(self.embedding.to(self.device))
-        for _ in range(self.settings.full_epochs):
-            for index in torch.randperm(len(texts), generator=generator).split(self.settings.full_batch):
-                chosen = [texts[number] for number in index.tolist()]
-                yield full_loss(self.shadow, self.good, chosen, self.settings, generator)
 
 
 def _check_finite(losses: Sequence[float], parameters: dict[str, nn.Parameter]) -> None:
     broken = [name for name, parameter in parameters.items() if not bool(parameter.isfinite().all())]
     if not losses or not all(map(torch.isfinite, torch.tensor(losses))) or broken:
         raise FloatingPointError(f"losses {losses}; not finite: {', '.join(broken) or 'a loss'}")
-
-
-def head_loss(
-    shadow: SpecBlockDrafter, good: SpecBlockDrafter, normed: Tensor, target: TopRows, settings: UpdateSettings
-) -> Tensor:
-    """Mean over slots of KL(target || draft) + beta KL(good || draft), up to what no weight changes, + the rank loss.
-
-    The rank loss has training's class weights (`functional.losses.class_weights`).
-
-    Args:
-        normed: what the heads read, `[n, hidden]`.
-    """
-    teacher = TopTeacher(shadow.lm_head.weight.detach(), target_to_draft(shadow.t2d))
-    every = torch.arange(len(normed), device=normed.device)
-    probs = teacher.rows(
-        {name: column[None] for name, column in target.batch().items()}, torch.zeros_like(every), every
-    )
-    with torch.no_grad():
-        reference = good.lm_head(normed).softmax(-1)
-    logits = shadow.lm_head(normed)
-    draft = cross_entropy(logits, probs(slice(None)) + settings.beta * reference)
-    ranks = shadow.rank_head.score(normed, logits, shadow.config.rank_top)
-    buckets = rank_to_bucket(rank_of(logits.detach(), target.ids[:, 0].long()))
-    # As in training: most tokens are in the first bucket, and the head is to tell the others.
-    weights = class_weights(buckets)
-    return draft.mean() + settings.rank_weight * (weights * bucket_cross_entropy(ranks, buckets)).sum() / weights.sum()
 
 
 def full_loss(
@@ -282,7 +274,7 @@ def full_loss(
     chosen = RolloutSettings(block_sampling=(0.25,) * (shadow.config.num_blocks - 1) if sampling is None else sampling)
     total = rollout(shadow, batch, teacher, chosen, generator).total(rank_weight=settings.rank_weight)
     anchors = [_anchor(shadow, good, batch, row, generator) for row in range(len(texts))]
-    return total + settings.beta * torch.stack(anchors).mean()
+    return total + settings.full_beta * torch.stack(anchors).mean()
 
 
 def _anchor(
