@@ -1,6 +1,5 @@
 """Every transition of the bandit, by hand and under random traffic."""
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,24 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specblock_zoo.adaptation.bandit import (
-    Action,
-    Answered,
-    BanditSettings,
-    BanditState,
-    Decision,
-    Dropped,
-    Event,
-    Frozen,
-    RolledBack,
-    Sample,
-    Synced,
-    epsilon_at,
-    from_json,
-    step,
-    to_json,
-)
+from specblock_zoo.adaptation.bandit import BanditSettings, BanditState, Decision, epsilon_at, from_json, step, to_json
 from specblock_zoo.adaptation.drift import DriftSettings, Fall
+from specblock_zoo.adaptation.events import Action, Answered, Dropped, Event, Sample, Synced
 from specblock_zoo.errors import ConfigurationError
 
 BOTH = (Action.HEAD, Action.FULL)
@@ -379,26 +363,11 @@ def test_states_saved_before_alarms_were_kept_are_read() -> None:
     assert from_json(text) == old
 
 
-def test_a_query_without_rounds_is_counted_and_not_measured() -> None:
-    nothing = Answered(Sample(math.nan, math.nan, math.nan), 0.1)
-    state, _ = play(FEW, settled(measurement=None), nothing)
-    assert (state.queries, state.recent) == (51, (EVEN,) * 3)
-
-
 def test_always_and_never() -> None:
     always, never = replace(FEW, policy="always"), replace(FEW, policy="never")
     assert play(always, BanditState(), query())[1][0].action is Action.FULL
     assert play(always, BanditState(), query(ready=(Action.HEAD,)))[1][0].action is Action.HEAD
     assert play(never, settled(gains=dict.fromkeys(BOTH, 1.0)), query())[1][0].action is Action.SKIP
-
-
-def test_freezing_and_rolling_back_by_hand() -> None:
-    state, _ = play(FEW, settled(gains=dict.fromkeys(BOTH, 1.0)), Frozen(True), query())
-    assert state.frozen
-    state, decisions = play(FEW, state, Frozen(False), query())
-    assert decisions[-1].action is Action.HEAD
-    state, _ = play(FEW, state, Synced(Action.HEAD, 0.1), RolledBack())
-    assert (state.measurement, state.pending, state.cool_down) == (None, None, FEW.cool_down)
 
 
 @pytest.mark.parametrize(
@@ -411,6 +380,9 @@ def test_freezing_and_rolling_back_by_hand() -> None:
         {"actions": (Action.SKIP,)},
         {"alert": -1},
         {"shift_credit": -0.5},
+        {"policy": "Bandit"},
+        {"confirm": 0},
+        {"epsilon": (1.1, 0.1)},
     ],
 )
 def test_settings_out_of_range(changes: dict[str, object]) -> None:

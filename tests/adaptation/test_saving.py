@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from specblock_zoo.adaptation.bandit import Action
-from specblock_zoo.adaptation.saving import STATE
+from specblock_zoo.adaptation.events import Action
+from specblock_zoo.adaptation.saving import STATE, base_of
 from specblock_zoo.adaptation.session import AdaptiveDrafter
 from specblock_zoo.adaptation.storage import current_version, flat_optimizer
 from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
 from specblock_zoo.models.specblock import SpecBlockDrafter
-from tests.support.adapting import adaptive, ask, eager
+from tests.support.adapting import adaptive, ask, eager, target
+from tests.support.decoding import random_drafter
 from tests.support.drafters import tiny_drafter
 
 
@@ -65,6 +66,23 @@ def test_another_drafters_save_is_refused(saved: tuple[AdaptiveDrafter, Path]) -
     with pytest.raises(WeightsMismatchError, match="expected"):
         other.restore(saved[1])
     assert torch.equal(other.serving.lm_head.weight, before)
+
+
+def test_a_save_of_other_weights_of_the_same_shapes_is_refused(saved: tuple[AdaptiveDrafter, Path]) -> None:
+    """A newer version of a drafter would go back to the older one unseen."""
+    drafter, folder = saved
+    newer = random_drafter(target())
+    with torch.no_grad():
+        newer.lm_head.weight.mul_(2)
+    other = AdaptiveDrafter(newer, drafter.settings)
+    with pytest.raises(WeightsMismatchError, match=f"began from a drafter {drafter.base[:12]}.*{other.base[:12]}"):
+        other.restore(folder)
+    assert torch.equal(other.serving.lm_head.weight, newer.lm_head.weight)
+
+
+def test_a_drafter_is_itself_in_any_dtype() -> None:
+    drafter = tiny_drafter().to(torch.bfloat16)
+    assert base_of(drafter) == base_of(tiny_drafter().to(torch.bfloat16).float()) != base_of(tiny_drafter())
 
 
 def test_a_save_with_other_distributions_is_refused(saved: tuple[AdaptiveDrafter, Path]) -> None:

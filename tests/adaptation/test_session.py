@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from specblock_zoo.adaptation.bandit import Action
 from specblock_zoo.adaptation.drift import Fall, Moments
+from specblock_zoo.adaptation.events import Action
 from specblock_zoo.adaptation.session import AdaptiveDrafter
 from specblock_zoo.adaptation.settings import AdaptationConfig, memory_bound
 from specblock_zoo.adaptation.updater import Update
@@ -341,3 +341,16 @@ def test_a_second_device_trains() -> None:
     assert drafter.bandit.events >= 1
     assert drafter.serving.device.type == "cpu"
     drafter.close()
+
+
+def test_keeping_saving_and_taking_back_cost_time_that_the_bandit_knows(tmp_path: Path) -> None:
+    drafter = adaptive(Action.HEAD, folder=str(tmp_path))
+    reported = 0.0
+    for seed in range(8):
+        ask(drafter, seed)
+        reported += drafter.last_report.update_seconds
+    before = drafter.bandit.spent
+    assert before == pytest.approx(reported)
+    assert before > sum(drafter.bandit.costs.values())
+    drafter.rollback()
+    assert drafter.bandit.spent > before

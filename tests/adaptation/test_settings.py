@@ -29,3 +29,9 @@ def test_full_buffers_hold_what_is_stated() -> None:
 def test_buffers_that_could_never_work(changes: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError):
         AdaptationConfig(**changes)
+
+
+@pytest.mark.parametrize(("name", "value"), [("deployment", "Worker"), ("clock", "minutes")])
+def test_words_that_mean_nothing_are_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"AdaptationConfig\.{name} is '{value}'; expected \w+ or \w+"):
+        AdaptationConfig(**{name: value})

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specblock_zoo.adaptation.bandit import Action
 from specblock_zoo.adaptation.buffers import HeadRows, TextRows, top_rows
+from specblock_zoo.adaptation.events import Action
 from specblock_zoo.adaptation.updater import (
     HEADS,
     Updater,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specblock_zoo.adaptation.bandit import Action
+from specblock_zoo.adaptation.events import Action
 from specblock_zoo.adaptation.session import AdaptiveDrafter
 from specblock_zoo.bench.replay import RECORDS, QueryRecord, Replay, Segment, Stream, arrivals, asker
 from specblock_zoo.bench.tasks import Prompt

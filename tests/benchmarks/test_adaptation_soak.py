@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from specblock_zoo.adaptation.bandit import Action
+from specblock_zoo.adaptation.events import Action
 from specblock_zoo.bench.tasks import Prompt
 from specblock_zoo.inference.stats import DecodeStats
 from tests.support.adapting import adaptive, eager

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specblock_zoo.adaptation.bandit import Action, BanditSettings
+from specblock_zoo.adaptation.bandit import BanditSettings
+from specblock_zoo.adaptation.events import Action
 from specblock_zoo.adaptation.session import AdaptiveDrafter
 from specblock_zoo.adaptation.settings import AdaptationConfig
 from specblock_zoo.adaptation.updater import UpdateSettings

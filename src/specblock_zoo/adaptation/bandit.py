@@ -5,22 +5,16 @@ Events go in, decisions come out; the same state, event and settings give the sa
 
 import math
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from statistics import fmean
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import TypeAdapter
 
 from specblock_zoo.adaptation.drift import DriftSettings, Fall, Moments
+from specblock_zoo.adaptation.events import Action, Answered, Dropped, Event, Frozen, Sample, Spent, Synced
 from specblock_zoo.errors import ConfigurationError
 
-
-class Action(StrEnum):
-    """What to do after a query."""
-
-    SKIP = "skip"
-    HEAD = "head"
-    FULL = "full"
+Policy = Literal["bandit", "always", "never"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class BanditSettings:
         shift_credit: mean query times that updates without a confirmed gain may then cost (ours).
     """
 
-    policy: Literal["bandit", "always", "never"] = "bandit"
+    policy: Policy = "bandit"
     actions: tuple[Action, ...] = (Action.HEAD, Action.FULL)
     warm_up: int = 10
     cold_start: int = 8
@@ -73,81 +67,12 @@ class BanditSettings:
         shares = {"ewma": self.ewma, "explore_share": self.explore_share}
         shares |= {f"epsilon[{place}]": value for place, value in enumerate(self.epsilon)}
         wrong += [f"{name} = {value} (0..1)" for name, value in shares.items() if not 0 <= value <= 1]
+        if self.policy not in get_args(Policy):
+            wrong.append(f"policy = {self.policy!r} ({', '.join(get_args(Policy))})")
         if Action.SKIP in self.actions or not self.actions:
             wrong.append(f"actions = {[str(action) for action in self.actions]} (head, full, or both)")
         if wrong:
             raise ConfigurationError(f"The bandit cannot work with {'; '.join(wrong)}.", "Correct the settings.")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What one query says about throughput.
-
-    Attributes:
-        log_rate: log of committed tokens per second, update work left out.
-        difficulty: mean of -log of the target's own best probability, nats. The text does not depend on the drafter,
-            so no update can change it: it tells traffic from action.
-        tau: committed tokens per round.
-    """
-
-    log_rate: float
-    difficulty: float
-    tau: float
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether every number is one."""
-        return all(map(math.isfinite, (self.log_rate, self.difficulty, self.tau)))
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A query has ended.
-
-    Attributes:
-        sample: of its rounds.
-        seconds: its whole wall time without update work.
-        trigger: buffered rejected positions whose target token was outside the tree, since the last update.
-        ready: updates whose buffer is full.
-        draws: two uniform numbers in [0, 1): whether to explore, and what.
-    """
-
-    sample: Sample
-    seconds: float
-    trigger: int = 0
-    ready: tuple[Action, ...] = ()
-    draws: tuple[float, float] = (1.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Synced:
-    """New weights serve; `seconds` is what the update took from serving."""
-
-    action: Action
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """An update failed and left everything as it was; `seconds` were lost on it."""
-
-    action: Action
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """By hand: no updates from now on, or again."""
-
-    frozen: bool
-
-
-@dataclass(frozen=True)
-class RolledBack:
-    """The last good weights serve again."""
-
-
-Event = Answered | Synced | Dropped | Frozen | RolledBack
 
 
 @dataclass(frozen=True)
@@ -173,7 +98,7 @@ class BanditState:
         measurement: the open window.
         recent: the newest samples, one window's.
         gains: predicted gain in log throughput of each measured action; `windows`: how many it was measured in.
-        costs: seconds of each action's latest update; `served`, `spent`: of all queries, of all updates.
+        costs: seconds of each action's latest update; `served`: of all queries; `spent`: of all update work.
         slope: of log rate on difficulty (x = difficulty, y = log rate).
         fall: of the log of the accepted length since the start or the last shift.
         alert, allowance: queries left of the alert that a shift raised; seconds that `spent` may reach meanwhile.
@@ -246,6 +171,9 @@ def step(settings: BanditSettings, state: BanditState, event: Event) -> tuple[Ba
         return lost, Decision(reason="dropped")
     if isinstance(event, Frozen):
         return replace(state, frozen=event.frozen), Decision(reason="frozen" if event.frozen else "thawed")
+    state = replace(state, spent=state.spent + event.seconds)
+    if isinstance(event, Spent):
+        return state, Decision(reason="spent")
     back = replace(state, measurement=None, pending=None, declines=0, cool_down=settings.cool_down)
     return back, Decision(reason="rolled back")
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specblock_zoo.adaptation.bandit import Action
+from specblock_zoo.adaptation.events import Action
 from specblock_zoo.adaptation.session import AdaptiveDrafter
 from specblock_zoo.adaptation.settings import AdaptationConfig
 from specblock_zoo.adaptation.updater import serving_copy

@@ -1,5 +1,6 @@
 """Everything an adapting drafter knows, to and from disk."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from specblock_zoo.adaptation.bandit import Action, BanditState
+from specblock_zoo.adaptation.bandit import BanditState
+from specblock_zoo.adaptation.events import Action
 from specblock_zoo.adaptation.storage import (
     current_version,
     flat_optimizer,
@@ -19,6 +21,7 @@ from specblock_zoo.adaptation.storage import (
 from specblock_zoo.adaptation.updater import Updater
 from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
 from specblock_zoo.models.folders import check_shapes, read_file, read_tensors
+from specblock_zoo.models.specblock import SpecBlockDrafter
 
 if TYPE_CHECKING:
     from specblock_zoo.adaptation.session import AdaptiveDrafter
@@ -28,13 +31,14 @@ BUFFERS = {"head_buffer": "head_buffer.safetensors", "text_buffer": "text_buffer
 
 
 class Saved(BaseModel):
-    """What is no tensor."""
+    """What is no tensor; `base`: `base_of` the drafter it began from (older saves do not say)."""
 
     model_config = ConfigDict(extra="forbid")
 
     bandit: BanditState
     trigger: int
     updates: int
+    base: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,19 @@ class Captured:
     saved: Saved
 
 
+def base_of(drafter: SpecBlockDrafter) -> str:
+    """Tells drafters apart, in whatever dtype they were loaded: a digest of draft vocabulary and head."""
+    digest = hashlib.sha256()
+    for tensor in (drafter.t2d, drafter.lm_head.weight):
+        digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def captured(adaptive: "AdaptiveDrafter") -> Captured:
     """Takes no time to speak of, so that the caller may hold the session's lock."""
-    saved = Saved(bandit=adaptive.bandit, trigger=adaptive.trigger, updates=adaptive.updater.updates)
+    saved = Saved(
+        bandit=adaptive.bandit, trigger=adaptive.trigger, updates=adaptive.updater.updates, base=adaptive.base
+    )
     return Captured({name: getattr(adaptive, name).state() for name in BUFFERS}, saved)
 
 
@@ -82,6 +96,11 @@ def restore(adaptive: "AdaptiveDrafter", folder: Path) -> None:
         raise WeightsMismatchError(f"{version} is not a saved state ({cause}).", "Use another save.") from cause
     check_shapes(shapes(updater.shadow.state_dict()), shapes(weights), version / DRAFTER)
     check_shapes(shapes(dict(updater.good.named_parameters())), shapes(good), version / GOOD)
+    if saved.base not in (None, adaptive.base):
+        raise WeightsMismatchError(
+            f"{version} began from a drafter {saved.base[:12]}...; this one is {adaptive.base[:12]}....",
+            "Restore it into the drafter it began from, or go on without it.",
+        )
     check_top(buffers.values(), min(adaptive.settings.capture.top, updater.shadow.config.draft_vocab_size))
     updater.shadow.load_state_dict(weights)
     updater.good.load_state_dict(good, strict=False)

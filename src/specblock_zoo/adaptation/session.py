@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from specblock_zoo.adaptation import bandit, saving
-from specblock_zoo.adaptation.bandit import Action, Answered, BanditState, Decision, Sample
+from specblock_zoo.adaptation.bandit import BanditState, Decision
 from specblock_zoo.adaptation.buffers import HeadBuffer, TextBuffer
 from specblock_zoo.adaptation.deployment import Deployment, Inline, Outcome, Worker
+from specblock_zoo.adaptation.events import Action, Answered, Dropped, Event, Frozen, RolledBack, Sample, Spent, Synced
 from specblock_zoo.adaptation.feedback import Feedback, Recorder
 from specblock_zoo.adaptation.settings import AdaptationConfig
 from specblock_zoo.adaptation.updater import Update, Updater, serving_copy, with_modules
@@ -76,6 +77,7 @@ class AdaptiveDrafter(Drafter):
         super().__init__()
         self.settings = settings or AdaptationConfig()
         plain = checked(drafter)
+        self.base = saving.base_of(plain)
         device = torch.device(self.settings.train_device) if self.settings.train_device else plain.device
         self.updater = Updater(plain, self.settings.update, device, self.settings.prepack)
         self._live = _Live(serving_copy(plain, self.settings.prepack))
@@ -150,11 +152,11 @@ class AdaptiveDrafter(Drafter):
     def freeze(self) -> None:
         """No updates from now on; one under way is finished and served first."""
         self._settle()
-        self._tell(bandit.Frozen(True))
+        self._tell(Frozen(True))
 
     def thaw(self) -> None:
         """Updates are allowed again."""
-        self._tell(bandit.Frozen(False))
+        self._tell(Frozen(False))
 
     def rollback(self) -> None:
         """The last good weights serve again, at once for the queries to come; buffers are emptied."""
@@ -221,7 +223,7 @@ class AdaptiveDrafter(Drafter):
         if raised:
             raise raised[0]
 
-    def _tell(self, event: bandit.Event) -> Decision:
+    def _tell(self, event: Event) -> Decision:
         with self._lock:
             self.bandit, decision = bandit.step(self.settings.bandit, self.bandit, event)
             return decision
@@ -296,19 +298,21 @@ class AdaptiveDrafter(Drafter):
         spent, synced = outcome.seconds, None
         started = time.perf_counter()
         if outcome.error is not None and outcome.name == UPDATE:
-            self._tell(bandit.Dropped(self.bandit.pending or Action.SKIP, spent))
+            self._tell(Dropped(self.bandit.pending or Action.SKIP, spent))
         elif isinstance(outcome.result, Update):
             synced = outcome.result.action
             self._swap(outcome.result.modules)
             if synced is Action.FULL:
                 self.head_buffer.clear()
             spent += time.perf_counter() - started
-            self._tell(bandit.Synced(synced, spent))
+            self._tell(Synced(synced, spent))
         elif outcome.name == REVERT and outcome.error is None:
             self._swap(outcome.result)
             self.head_buffer.clear()
             self.text_buffer.clear()
-            self._tell(bandit.RolledBack())
+            self._tell(RolledBack(spent))
+        else:
+            self._tell(Spent(spent))
         report = self.last_report
         self.last_report = replace(report, update_seconds=report.update_seconds + spent, synced=synced or report.synced)
         self._save_is_due |= synced is not None

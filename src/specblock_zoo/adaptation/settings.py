@@ -1,14 +1,16 @@
 """What an adapting drafter is told, and what it may hold in memory."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from specblock_zoo.adaptation.bandit import BanditSettings
 from specblock_zoo.adaptation.feedback import CaptureSettings
 from specblock_zoo.adaptation.updater import UpdateSettings
-from specblock_zoo.errors import ConfigurationError
+from specblock_zoo.errors import ConfigurationError, check_values
 from specblock_zoo.models.specblock import SpecBlockConfig
 
+Place = Literal["inline", "worker"]
+Clock = Literal["seconds", "rounds"]
 HALF, FULL, FLAG = 2, 4, 1
 """Bytes of a float16, bfloat16; of a float32 or int32; of a bool."""
 
@@ -45,14 +47,16 @@ class AdaptationConfig:
     alert_steps: int = 8
     text_capacity: int = 8192
     text_needed: int = 256
-    deployment: Literal["inline", "worker"] = "inline"
+    deployment: Place = "inline"
     train_device: str | None = None
     prepack: bool = False
-    clock: Literal["seconds", "rounds"] = "seconds"
+    clock: Clock = "seconds"
     folder: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
+        words = {"deployment": get_args(Place), "clock": get_args(Clock)}
+        check_values(self, {name: (getattr(self, name) in known, " or ".join(known)) for name, known in words.items()})
         sizes = ("head_capacity", "head_needed", "head_read", "alert_needed", "text_capacity", "text_needed")
         low = {name: getattr(self, name) for name in sizes if getattr(self, name) < 1}
         if low:

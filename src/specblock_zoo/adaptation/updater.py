@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specblock_zoo.adaptation.bandit import Action
 from specblock_zoo.adaptation.buffers import HeadRows, TextRows
+from specblock_zoo.adaptation.events import Action
 from specblock_zoo.adaptation.heads import head_problem
 from specblock_zoo.data.layout import TAIL_MASS, TOP_IDS, TOP_LOG_PROBS
 from specblock_zoo.errors import check_values

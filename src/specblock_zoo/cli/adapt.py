@@ -12,6 +12,7 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from specblock_zoo.adaptation.policies import POLICIES, check_policies, drafter_of
+from specblock_zoo.adaptation.saving import base_of
 from specblock_zoo.adaptation.session import AdaptiveDrafter, checked
 from specblock_zoo.adaptation.settings import AdaptationConfig
 from specblock_zoo.bench.records import write_atomically
@@ -96,7 +97,11 @@ def adapt(
     drafters = {policy: drafter_of(policy, drafter, adaptation) for policy in replay.policies}
     ask = asker(model, encode, replay.max_new_tokens)
     facts = {name: getattr(replay, name) for name in ("target", "drafter", "max_new_tokens")}
-    facts |= {"dtype": str(model.dtype), "adaptation": json.loads(json.dumps(asdict(adaptation), default=str))}
+    facts |= {
+        "dtype": str(model.dtype),
+        "weights": base_of(drafter),
+        "adaptation": json.loads(json.dumps(asdict(adaptation), default=str)),
+    }
     run = Replay(stream.name, drafters, ask, Path(out), replay.save_every, facts)
     with Progress(transient=True) as bar:
         shown = bar.add_task(stream.name, total=len(every) * len(drafters))
