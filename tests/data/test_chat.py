@@ -11,6 +11,10 @@ PLAIN = (
     "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant:{% endif %}"
 )
+# Every answer begins inside a thought.
+OPENED = PLAIN.replace("'] }}:", "'] }}:{% if m['role'] == 'assistant' %}<think>{% endif %}").replace(
+    "assistant:{% endif %}", "assistant:<think>{% endif %}"
+)
 # Never shows the answer as it was prompted.
 ABSURD = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}says:{% endif %}"
 MESSAGES = [
@@ -105,6 +109,20 @@ def test_reasoning_is_left_out_on_request():
     assert "cde" in said
 
 
+@pytest.mark.parametrize(
+    ("template", "content", "said"),
+    [
+        (PLAIN, "<think>ab", "g</s>"),
+        (PLAIN, "a<think>b</think>c<think>d", "acg</s>"),
+        (OPENED, "ab</think>c", "c</s>"),
+        (OPENED, "ab", ""),
+    ],
+)
+def test_a_thought_that_was_cut_off_ends_with_its_answer(template, content, said):
+    messages = [MESSAGES[0], {"role": "assistant", "content": content}, *MESSAGES[2:]]
+    assert "".join(supervised(template, messages, supervise_reasoning=False)) == said
+
+
 def test_a_template_s_own_marks_are_believed():
     assert supervised(MARKED, MESSAGES) == ["cdeg"]
 
@@ -143,20 +161,23 @@ def test_token_records_need_no_template():
 
 
 @pytest.mark.parametrize(
-    ("answer", "kept"),
+    ("prompt", "answer", "kept"),
     [
-        ("<think>ab</think>cd", "cd"),
-        ("ab</think>cd", "cd"),
-        ("cd", "cd"),
-        ("<think>ab", ""),
-        ("c<think>ab</think>d<think>e", "cd"),
+        ("a", "<think>ab</think>cd", "cd"),
+        ("a", "ab</think>cd", "cd"),
+        ("a<think>", "ab</think>cd", "cd"),
+        ("a", "cd", "cd"),
+        ("a", "<think>ab", ""),
+        ("a<think>", "ab", ""),
+        ("<think>a</think>b", "cd", "cd"),
+        ("a", "c<think>ab</think>d<think>e", "cd"),
     ],
 )
-def test_reasoning_of_token_records_is_left_out_on_request(answer, kept):
+def test_reasoning_of_token_records_is_left_out_on_request(prompt, answer, kept):
     tokenizer = character_tokenizer()
     tokenizer.add_tokens(["<think>", "</think>"])
-    ids = tuple(tokenizer(answer, add_special_tokens=False)["input_ids"])
-    record = AnswerRecord("a", "f:1", prompt_ids=(4,), answer_ids=ids)
+    before, ids = (tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (prompt, answer))
+    record = AnswerRecord("a", "f:1", prompt_ids=before, answer_ids=ids)
     ((sequence, mask),) = encode_record(record, tokenizer, supervise_reasoning=False)
     assert "".join(tokenizer.convert_ids_to_tokens(sequence[mask])) == kept
     ((_, everything),) = encode_record(record, tokenizer)

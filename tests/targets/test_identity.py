@@ -1,6 +1,8 @@
+import pytest
 import torch
+from transformers import PreTrainedConfig
 
-from specblock_zoo.targets.identity import identify, weights_sha256
+from specblock_zoo.targets.identity import config_sha256, identify, weights_sha256
 from specblock_zoo.targets.local import load_target
 from tests.support.tiny import save_tiny_target
 
@@ -27,6 +29,21 @@ def test_another_shape_or_rotary_base_changes_the_config_hash(tmp_path):
     save_tiny_target(tmp_path / "a")
     save_tiny_target(tmp_path / "b", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     assert identity_of(tmp_path / "a").config_sha256 != identity_of(tmp_path / "b").config_sha256
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sliding_window": 64},
+        {"layer_types": ["sliding_attention", "full_attention"]},
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+        {"final_logit_softcapping": 30.0},
+    ],
+)
+def test_what_only_some_families_have_changes_the_config_hash_where_it_is(changes):
+    plain = PreTrainedConfig(vocab_size=8)
+    absent = PreTrainedConfig(vocab_size=8, **dict.fromkeys(changes))
+    assert config_sha256(plain) == config_sha256(absent) != config_sha256(PreTrainedConfig(vocab_size=8, **changes))
 
 
 def test_another_chat_template_changes_the_tokenizer_hash(tmp_path):

@@ -19,7 +19,8 @@ Tokens = tuple[npt.NDArray[np.int32], Mask]
 
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 THINK, THINK_END = "<think>", "</think>"
-REASONING = re.compile(re.escape(THINK) + ".*?" + re.escape(THINK_END), re.DOTALL)
+# An answer that was cut off may end inside its thought.
+REASONING = re.compile(f"{re.escape(THINK)}.*?(?:{re.escape(THINK_END)}|\\Z)", re.DOTALL)
 # Templates that know the switch write an empty thought for answers without one; the others ignore it.
 THINKING_SWITCH = "enable_thinking"
 
@@ -133,12 +134,24 @@ def encode_messages(
         starts = np.array([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
         loss_mask = _token_mask(starts, spans)
         if not supervise_reasoning:
-            loss_mask &= ~_token_mask(starts, [thought.span() for thought in REASONING.finditer(text)])
+            loss_mask &= ~_token_mask(starts, list(_thoughts(text, spans)))
         sequences.append((np.array(encoded["input_ids"], dtype=np.int32), loss_mask))
     return sequences
 
 
-def _reasoning_mask(tokenizer: PreTrainedTokenizerBase, answer_ids: Sequence[int]) -> Mask:
+def _thoughts(text: str, spans: Sequence[Span]) -> Iterator[Span]:
+    """Where the answers in `spans` think; a prompt may have opened the thought, and an answer may end in it."""
+    seen = 0
+    for first, last in sorted(spans):
+        prompt = text[seen:first]
+        opening = THINK if prompt.rfind(THINK) > prompt.rfind(THINK_END) else ""
+        for thought in REASONING.finditer(opening + text[first:last]):
+            start, end = (place + first - len(opening) for place in thought.span())
+            yield max(first, start), end
+        seen = last
+
+
+def _reasoning_mask(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Mask:
     """True inside `<think> ... </think>` of an answer in tokens; an answer may begin inside, and may end there."""
     vocab = tokenizer.get_vocab()
     if THINK not in vocab or THINK_END not in vocab:
@@ -150,8 +163,9 @@ def _reasoning_mask(tokenizer: PreTrainedTokenizerBase, answer_ids: Sequence[int
     starts, ends = ids == vocab[THINK], ids == vocab[THINK_END]
     closed_before = np.cumsum(ends) - ends
     opened = np.cumsum(starts)
-    if ends.any() and not starts[: int(ends.argmax())].any():
-        # The prompt's last token opened the thought.
+    marks = [token for token in prompt_ids if token in (vocab[THINK], vocab[THINK_END])]
+    if marks[-1:] == [vocab[THINK]] or (ends.any() and not starts[: int(ends.argmax())].any()):
+        # The prompt opened the thought; one that is not recorded whole may have, too.
         opened = opened + 1
     mask: Mask = opened > closed_before
     return mask
@@ -166,5 +180,5 @@ def encode_record(
     prompt, answer = record.prompt_ids or (), record.answer_ids or ()
     loss_mask = np.repeat([False, True], [len(prompt), len(answer)])
     if not supervise_reasoning:
-        loss_mask[len(prompt) :] &= ~_reasoning_mask(tokenizer, answer)
+        loss_mask[len(prompt) :] &= ~_reasoning_mask(tokenizer, prompt, answer)
     return [(np.array([*prompt, *answer], dtype=np.int32), loss_mask)]

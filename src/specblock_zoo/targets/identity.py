@@ -21,6 +21,20 @@ CONFIG_FACTS = (
     "rope_parameters",
     "tie_word_embeddings",
 )
+# The same, of those families alone that have them: absent or None they leave the hash as it was.
+RARE_FACTS = (
+    "sliding_window",
+    "layer_types",
+    "attention_bias",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,9 @@ def _sha256_of_json(value: object) -> str:
 
 def config_sha256(config: PreTrainedConfig) -> str:
     """Hash of the config facts that change the target's states."""
-    return _sha256_of_json({fact: getattr(config, fact, None) for fact in CONFIG_FACTS})
+    facts = {fact: getattr(config, fact, None) for fact in CONFIG_FACTS}
+    rare = {fact: getattr(config, fact, None) for fact in RARE_FACTS}
+    return _sha256_of_json(facts | {fact: value for fact, value in rare.items() if value})
 
 
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
