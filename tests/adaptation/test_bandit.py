@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specblock_zoo.adaptation.bandit import BanditSettings, BanditState, Decision, epsilon_at, from_json, step, to_json
 from specblock_zoo.adaptation.drift import DriftSettings, Fall
-from specblock_zoo.adaptation.events import Action, Answered, Dropped, Event, Sample, Synced
+from specblock_zoo.adaptation.events import Action, Answered, Dropped, Event, RolledBack, Sample, Synced
 from specblock_zoo.errors import ConfigurationError
 
 BOTH = (Action.HEAD, Action.FULL)
@@ -77,7 +77,7 @@ def test_life_cycle(rows: list[tuple[Answered, bool, int]], actions: tuple[Actio
             assert before.pending is None
             assert state.measurement is None
             assert not decision.revert
-            promising = state.gains.get(decision.action, 0) > 0 and state.windows[decision.action] >= settings.confirm
+            promising = state.gains.get(decision.action, 0) > 0 and state.agreeing[decision.action] >= settings.confirm
             known = state.costs.get(decision.action)
             allowed = max(settings.explore_share * state.served, state.allowance if state.alert else 0.0)
             assert promising or known is None or state.spent + known <= allowed
@@ -204,29 +204,34 @@ def test_a_first_update_is_priced_before_anyone_has_measured_it() -> None:
 
 def test_an_update_out_of_reach_does_not_keep_a_gain_from_being_taken() -> None:
     strict = replace(FEW, explore_share=0.0)
-    confirmed = settled(gains={Action.HEAD: 0.1}, windows={Action.HEAD: strict.confirm})
+    confirmed = settled(gains={Action.HEAD: 0.1}, agreeing={Action.HEAD: strict.confirm})
     assert play(strict, confirmed, query())[1][0].reason == "gain"
-    dearer = replace(confirmed, gains={Action.HEAD: 0.1, Action.FULL: 0.5}, windows={Action.HEAD: 2, Action.FULL: 1})
+    dearer = replace(confirmed, gains={Action.HEAD: 0.1, Action.FULL: 0.5}, agreeing={Action.HEAD: 2, Action.FULL: 1})
     assert play(strict, dearer, query())[1][0].action is Action.HEAD
 
 
 def test_a_gain_of_too_few_windows_stays_within_the_budget() -> None:
     strict = replace(FEW, explore_share=0.01, confirm=2)
-    lucky = settled(gains={Action.HEAD: 0.5, Action.FULL: -1.0}, windows={Action.HEAD: 1}, costs={Action.HEAD: 0.6})
+    lucky = settled(gains={Action.HEAD: 0.5, Action.FULL: -1.0}, agreeing={Action.HEAD: 1}, costs={Action.HEAD: 0.6})
     assert play(strict, lucky, query())[1][0] == Decision(reason="budget")
     assert play(strict, replace(lucky, served=60.0), query())[1][0].reason == "gain"
-    assert play(strict, replace(lucky, windows={Action.HEAD: 2}), query())[1][0].reason == "gain"
+    assert play(strict, replace(lucky, agreeing={Action.HEAD: 2}), query())[1][0].reason == "gain"
 
 
-def test_windows_that_are_believed_are_counted_until_the_traffic_changes() -> None:
-    state = settled(trigger=9)
-    for count in (1, 2):
+@pytest.mark.parametrize(
+    ("rewards", "agreeing"),
+    [((0.5,), 1), ((0.5, 0.4), 2), ((0.5, -0.1), 0), ((-0.1, -0.1, 0.9), 1), ((0.9, -0.1, 0.1), 1)],
+)
+def test_a_gain_is_confirmed_by_windows_that_agree(rewards: tuple[float, ...], agreeing: int) -> None:
+    """However large one of them is: the average may stay above 0."""
+    state = settled()
+    for reward in rewards:
+        state = replace(state, recent=(EVEN,) * 3, trigger=9)
         state, _ = step(FEW, state, Synced(Action.HEAD, 0.0))
-        state, _ = play(FEW, state, *[query(0.5, ready=())] * 3)
-        assert state.windows == {Action.HEAD: count}
-    weak, _ = step(FEW, replace(state, trigger=4), Synced(Action.HEAD, 0.0))
-    assert play(FEW, weak, *[query(0.5, ready=())] * 3)[0].windows == {Action.HEAD: 2}
-    assert harder(WATCHFUL, windows={Action.HEAD: 2})[0].windows == {}
+        state, _ = play(FEW, state, *[query(reward, ready=())] * 3)
+    assert state.agreeing == {Action.HEAD: agreeing}
+    assert step(FEW, state, RolledBack())[0].agreeing == {}
+    assert harder(WATCHFUL, agreeing={Action.HEAD: 2})[0].agreeing == {}
 
 
 def test_weights_that_an_update_at_work_has_moved_are_not_kept() -> None:

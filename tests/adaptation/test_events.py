@@ -29,9 +29,12 @@ def test_whatever_an_update_costs_besides_counts_too() -> None:
     assert state.cool_down == SETTINGS.cool_down
 
 
-def test_keeping_weights_does_not_close_a_window() -> None:
-    opened, _ = play(STATE, Synced(Action.HEAD, 0.1))
-    assert play(opened, Spent(0.25))[0] == replace(opened, spent=0.35)
+def test_saving_after_an_update_is_part_of_its_price() -> None:
+    opened, _ = play(STATE, Synced(Action.HEAD, 0.25))
+    saved, _ = play(opened, Spent(0.5))
+    assert (saved.spent, saved.costs, saved.measurement.seconds) == (0.75, {Action.HEAD: 0.75}, 0.75)
+    assert replace(saved.measurement, seconds=0.25) == opened.measurement
+    assert play(STATE, Spent(0.5))[0] == replace(STATE, spent=0.5), "no window is open"
     assert play(opened, RolledBack(0.25))[0].measurement is None
 
 

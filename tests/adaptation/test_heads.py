@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specblock_zoo.adaptation.buffers import HeadRows, top_rows
-from specblock_zoo.adaptation.heads import HeadProblem, head_problem
+from specblock_zoo.adaptation.heads import PIECE, HeadProblem, head_problem
 from specblock_zoo.functional.buckets import rank_of, rank_to_bucket
 from specblock_zoo.functional.losses import bucket_cross_entropy, class_weights, cross_entropy
 from specblock_zoo.models.specblock import SpecBlockDrafter
@@ -38,9 +38,9 @@ def dense_loss(
     return draft.mean() + rank_weight * (weights * ranks).sum() / weights.sum()
 
 
-def sharp_drafter(seed: int = 0) -> SpecBlockDrafter:
+def sharp_drafter(seed: int = 0, **changes: object) -> SpecBlockDrafter:
     """A drafter that is certain enough to have rows nobody pulls on."""
-    made = tiny_drafter(seed=seed)
+    made = tiny_drafter(seed=seed, **changes)
     with torch.no_grad():
         made.lm_head.weight.mul_(40 / made.lm_head.weight.norm(dim=1, keepdim=True) / HIDDEN**0.5)
     return made.requires_grad_(False)
@@ -54,18 +54,28 @@ def moved(problem: HeadProblem, drafter: SpecBlockDrafter, size: float) -> tuple
     return trained, whole.index_copy(0, problem.rows, trained.detach()).requires_grad_()
 
 
-@given(st.sampled_from([0.0, 0.05, 0.2, 10.0]), st.sampled_from([0.0, 0.4]), st.booleans(), st.sampled_from([3, 40]))
-def test_loss_and_gradient_are_those_of_the_whole_head(
-    least_pull: float, size: float, is_kept: bool, count: int
+@given(
+    st.sampled_from([0.0, 0.05, 0.2, 10.0]),
+    st.sampled_from([0.0, 0.4]),
+    st.booleans(),
+    st.sampled_from([3, PIECE + 9]),
+    st.sampled_from([1, 20, DRAFT_VOCAB + 1]),
+)
+def test_loss_and_gradients_are_those_of_the_whole_head(
+    least_pull: float, size: float, is_kept: bool, count: int, rank_top: int
 ) -> None:
-    drafter, rows = sharp_drafter(), slots(count)
+    drafter, rows = sharp_drafter(rank_top=rank_top), slots(count)
     good = drafter if is_kept else sharp_drafter(seed=3)
+    drafter.rank_head.requires_grad_(True)
     problem = head_problem(drafter, good, rows, beta=0.5, least_pull=least_pull)
     assert len(problem.rows) == DRAFT_VOCAB or least_pull > 0.0
     trained, whole = moved(problem, drafter, size)
     found = problem.loss(trained, drafter.rank_head, torch.arange(count), rank_weight=2.0)
     expected = dense_loss(whole, drafter, good, rows, beta=0.5, rank_weight=2.0)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    ranks = list(drafter.rank_head.parameters())
+    ours, theirs = (torch.autograd.grad(loss, ranks, retain_graph=True) for loss in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
     found.backward()
     expected.backward()
     torch.testing.assert_close(trained.grad, whole.grad[problem.rows], rtol=1e-3, atol=1e-5)

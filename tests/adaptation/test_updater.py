@@ -92,6 +92,7 @@ def test_a_broken_update_is_dropped_whole(action: Action) -> None:
         updater.update(action, data)
     assert all(torch.equal(before[name], value) for name, value in updater.shadow.state_dict().items())
     assert str(updater.optimizer.state_dict()) == momentum
+    assert bool(updater.optimizer.state) == (action is Action.FULL), "a head update has one of its own"
     assert updater.updates == 1
 
 

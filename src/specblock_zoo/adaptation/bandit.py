@@ -34,7 +34,7 @@ class BanditSettings:
         min_trigger: rejected positions outside the tree below which a reward is not believed (the s_trig gate).
         revert_after: windows in a row with a falling accepted length that take the weights back.
         explore_share: share of the served time that updates without a confirmed gain may cost, 0..1 (ours).
-        confirm: windows that confirm a gain: fewer may be chance (ours).
+        confirm: windows in a row with a reward above 0 that confirm a gain: fewer may be chance (ours).
         first_cost: mean query times that a head and a full update are taken to cost until one was measured (ours).
         drift: what the log of the accepted length must do to be a shift of the traffic (ours).
         alert: after a shift, how long trying is afforded anew, and a smaller buffer is enough (ours).
@@ -97,7 +97,8 @@ class BanditState:
         pending: the update at work; `trigger` is its s_trig.
         measurement: the open window.
         recent: the newest samples, one window's.
-        gains: predicted gain in log throughput of each measured action; `windows`: how many it was measured in.
+        gains: predicted gain in log throughput of each measured action; `agreeing`: its latest windows in a row with a
+            reward above 0.
         costs: seconds of each action's latest update; `served`: of all queries; `spent`: of all update work.
         slope: of log rate on difficulty (x = difficulty, y = log rate).
         fall: of the log of the accepted length since the start or the last shift.
@@ -115,7 +116,7 @@ class BanditState:
     measurement: Measurement | None = None
     recent: tuple[Sample, ...] = ()
     gains: dict[Action, float] = field(default_factory=dict)
-    windows: dict[Action, int] = field(default_factory=dict)
+    agreeing: dict[Action, int] = field(default_factory=dict)
     costs: dict[Action, float] = field(default_factory=dict)
     served: float = 0.0
     spent: float = 0.0
@@ -171,11 +172,10 @@ def step(settings: BanditSettings, state: BanditState, event: Event) -> tuple[Ba
         return lost, Decision(reason="dropped")
     if isinstance(event, Frozen):
         return replace(state, frozen=event.frozen), Decision(reason="frozen" if event.frozen else "thawed")
-    state = replace(state, spent=state.spent + event.seconds)
     if isinstance(event, Spent):
-        return state, Decision(reason="spent")
-    back = replace(state, measurement=None, pending=None, declines=0, cool_down=settings.cool_down)
-    return back, Decision(reason="rolled back")
+        return _spent(state, event.seconds), Decision(reason="spent")
+    back = replace(state, spent=state.spent + event.seconds, cool_down=settings.cool_down, agreeing={})
+    return replace(back, measurement=None, pending=None, declines=0), Decision(reason="rolled back")
 
 
 def _synced(settings: BanditSettings, state: BanditState, event: Synced) -> BanditState:
@@ -189,6 +189,15 @@ def _synced(settings: BanditSettings, state: BanditState, event: Synced) -> Band
         spent=state.spent + event.seconds,
         measurement=Measurement(event.action, event.seconds, state.trigger, state.recent) if state.recent else None,
     )
+
+
+def _spent(state: BanditState, seconds: float) -> BanditState:
+    """What follows an update while its window is open is part of its price."""
+    state, window = replace(state, spent=state.spent + seconds), state.measurement
+    if window is None:
+        return state
+    costs = {**state.costs, window.action: state.costs.get(window.action, 0.0) + seconds}
+    return replace(state, costs=costs, measurement=replace(window, seconds=window.seconds + seconds))
 
 
 def _answered(settings: BanditSettings, state: BanditState, event: Answered) -> tuple[BanditState, Decision]:
@@ -235,15 +244,15 @@ def _measured(settings: BanditSettings, state: BanditState, sample: Sample) -> t
     if len(window.after) < settings.window:
         return replace(state, measurement=window), Decision()
     reward = reward_of(settings, state, window)
-    gains, windows = dict(state.gains), dict(state.windows)
+    gains, agreeing = dict(state.gains), dict(state.agreeing)
     if window.trigger >= settings.min_trigger:
         before = gains.get(window.action)
         gains[window.action] = reward if before is None else before + settings.ewma * (reward - before)
-        windows[window.action] = windows.get(window.action, 0) + 1
+        agreeing[window.action] = agreeing.get(window.action, 0) + 1 if reward > 0 else 0
     falling = fmean([each.tau for each in window.after]) < fmean([each.tau for each in window.before])
     declines = state.declines + 1 if falling else 0
     revert = declines >= settings.revert_after
-    state = replace(state, measurement=None, gains=gains, windows=windows, declines=0 if revert else declines)
+    state = replace(state, measurement=None, gains=gains, agreeing=agreeing, declines=0 if revert else declines)
     # An update at work beside serving has moved the weights that would be kept: nobody has measured those.
     return state, Decision(keep=not falling and state.pending is None, revert=revert, reward=reward)
 
@@ -268,7 +277,7 @@ def _shifted(settings: BanditSettings, state: BanditState) -> BanditState:
     return replace(
         state,
         gains={},
-        windows={},
+        agreeing={},
         declines=0,
         measurement=None,
         recent=state.recent[-state.fall.run :],
@@ -306,10 +315,10 @@ def _choose(settings: BanditSettings, state: BanditState, event: Answered, block
         if action in unmeasured or (recheck and action is best):
             return action, "unmeasured" if action in unmeasured else "recheck"
     gaining = [action for action in ready if state.gains.get(action, 0.0) > 0]
-    # One lucky window must not spend what no budget bounds.
-    sure = [action for action in gaining if action in within or state.windows.get(action, 0) >= settings.confirm]
-    if sure:
-        return max(sure, key=lambda action: state.gains[action]), "gain"
+    # A lucky window must not spend what no budget bounds.
+    allowed = [action for action in gaining if action in within or state.agreeing.get(action, 0) >= settings.confirm]
+    if allowed:
+        return max(allowed, key=lambda action: state.gains[action]), "gain"
     return Action.SKIP, "budget" if explores or unmeasured or recheck or gaining else "no gain"
 
 

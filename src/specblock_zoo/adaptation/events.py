@@ -85,7 +85,7 @@ class RolledBack:
 
 @dataclass(frozen=True)
 class Spent:
-    """Serving lost `seconds` on keeping or saving weights, or on trying to."""
+    """Serving lost `seconds` on keeping or saving weights after an update, or on trying to."""
 
     seconds: float
 

@@ -13,11 +13,15 @@ from torch import Tensor
 
 from specblock_zoo.adaptation.buffers import HeadRows
 from specblock_zoo.functional.buckets import BUCKET_EDGES, rank_to_bucket, summary_of_best
+from specblock_zoo.functional.head import TeacherRows
 from specblock_zoo.functional.losses import bucket_cross_entropy, class_weights
 from specblock_zoo.functional.vocab import target_to_draft
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.models.specblock.rank_head import RankHead
 from specblock_zoo.training.teachers import TopTeacher
+
+PIECE = 128
+"""Slots whose distributions exist at once; only logits are held for all of them."""
 
 
 @dataclass(frozen=True)
@@ -91,35 +95,38 @@ def head_problem(
         least_pull: a row trains if the gradient of some slot's loss to its logit is as large, or if it is the target's
             best somewhere; with 0 every row trains.
     """
-    device = shadow.device
-    normed = slots.normed.to(device, torch.float32)
-    logits = shadow.lm_head(normed)
-    draft = logits.softmax(-1)
-    # Heads are most often equal: the reference is what the last update has made, once it was kept.
-    same = torch.equal(shadow.lm_head.weight, good.lm_head.weight)
-    wanted = _taught(shadow, slots) + beta * (draft if same else good.lm_head(normed).softmax(-1))
-    mass = wanted.sum(-1)
-    best = slots.target.ids[:, 0].long().to(device)
-    trains = ((draft * mass[:, None] - wanted).abs() >= least_pull).any(0)
+    normed, head = slots.normed.to(shadow.device, torch.float32), shadow.lm_head
+    logits, best = head(normed), slots.target.ids[:, 0].long().to(shadow.device)
+    # Heads are equal most often: once an update was kept.
+    reference = logits if torch.equal(head.weight, good.lm_head.weight) else good.lm_head(normed)
+    taught, pieces = _taught(shadow, slots), [slice(at, at + PIECE) for at in range(0, len(slots), PIECE)]
+
+    def wanted(piece: slice) -> Tensor:
+        return taught(piece) + beta * reference[piece].softmax(-1)
+
+    trains = torch.zeros_like(logits[0], dtype=torch.bool)
+    for piece in pieces:
+        aim = wanted(piece)
+        pull = logits[piece].softmax(-1) * aim.sum(-1, keepdim=True) - aim
+        trains |= (pull.abs() >= least_pull).any(0)
     trains[best] = True
-    rows = trains.nonzero()[:, 0]
-    staying, kept = logits[:, ~trains], wanted[:, ~trains]
-    return HeadProblem(
-        rows,
-        normed,
-        wanted[:, rows],
-        mass,
-        staying.logsumexp(-1),
-        staying.topk(min(max(shadow.config.rank_top, BUCKET_EDGES[-1]), staying.shape[1])).values,
-        -(kept * staying).sum(-1),
-        torch.searchsorted(rows, best),
-        shadow.config.rank_top,
-    )
+    rows, top = trains.nonzero()[:, 0], max(shadow.config.rank_top, BUCKET_EDGES[-1])
+    parts = [_split(logits[piece], wanted(piece), trains, top) for piece in pieces]
+    aims, mass, outside, best_outside, rest = map(torch.cat, zip(*parts, strict=True))
+    taught_at = torch.searchsorted(rows, best)
+    return HeadProblem(rows, normed, aims, mass, outside, best_outside, rest, taught_at, shadow.config.rank_top)
 
 
-def _taught(shadow: SpecBlockDrafter, slots: HeadRows) -> Tensor:
-    """The target's distributions over the draft vocabulary, float32 `[n, draft_vocab]`."""
+def _split(logits: Tensor, wanted: Tensor, trains: Tensor, top: int) -> tuple[Tensor, ...]:
+    """`wanted`, `mass`, `outside`, `best_outside` and `rest` of some slots."""
+    staying, left = logits[:, ~trains], wanted[:, ~trains]
+    best = staying.topk(min(top, staying.shape[1])).values
+    return wanted[:, trains], wanted.sum(-1), staying.logsumexp(-1), best, -(left * staying).sum(-1)
+
+
+def _taught(shadow: SpecBlockDrafter, slots: HeadRows) -> TeacherRows:
+    """The target's distributions over the draft vocabulary."""
     teacher = TopTeacher(shadow.lm_head.weight.detach(), target_to_draft(shadow.t2d))
     every = torch.arange(len(slots), device=shadow.device)
     batch = {name: column[None].to(shadow.device) for name, column in slots.target.batch().items()}
-    return teacher.rows(batch, torch.zeros_like(every), every)(slice(None))
+    return teacher.rows(batch, torch.zeros_like(every), every)

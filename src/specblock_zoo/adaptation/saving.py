@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
@@ -50,10 +51,10 @@ class Captured:
 
 
 def base_of(drafter: SpecBlockDrafter) -> str:
-    """Tells drafters apart, in whatever dtype they were loaded: a digest of draft vocabulary and head."""
+    """Tells drafters apart, loaded in float32 or bfloat16: a digest of all weights, rounded to bfloat16."""
     digest = hashlib.sha256()
-    for tensor in (drafter.t2d, drafter.lm_head.weight):
-        digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
+    for tensor in drafter.state_dict().values():
+        digest.update(tensor.detach().cpu().bfloat16().contiguous().view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -262,7 +262,7 @@ class AdaptiveDrafter(Drafter):
     def _jobs(self, decision: Decision) -> list[tuple[str, Any]]:
         jobs: list[tuple[str, Any]] = []
         if decision.shift is not None:
-            # An update may read only so much.
+            # Slots of another traffic would take the place of the new one's: an update reads only so many.
             self.head_buffer.forget(decision.shift)
         if decision.keep:
             jobs.append((KEEP, self.updater.keep))
@@ -310,6 +310,7 @@ class AdaptiveDrafter(Drafter):
             self._swap(outcome.result)
             self.head_buffer.clear()
             self.text_buffer.clear()
+            spent += time.perf_counter() - started
             self._tell(RolledBack(spent))
         else:
             self._tell(Spent(spent))

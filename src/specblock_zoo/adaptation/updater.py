@@ -40,7 +40,7 @@ class UpdateSettings:
         head_learning_rate, full_learning_rate: of AdamW.
         head_epochs, head_batch: passes over the buffered slots, and slots per step.
         full_epochs, full_batch: passes over the buffered texts, and texts per step.
-        clip: largest norm of a gradient.
+        clip: largest norm of the gradient of all that trains.
         block_sampling: see `RolloutSettings`; default a quarter for each block after the first that the drafter drafts.
         seed: of the order of rows and texts.
     """
@@ -213,7 +213,7 @@ class Updater:
         epochs = max(settings.head_epochs, math.ceil(least_steps / max(1, an_epoch)))
         every = (
             problem.loss(weight, rank_head, index.to(self.device), settings.rank_weight)
-            for index in self._batches(len(problem), settings.head_batch, epochs)
+            for index in batches(len(problem), settings.head_batch, epochs, self._generator())
         )
         losses = self._descend(every, parameters, optimizer)
         with torch.no_grad():
@@ -224,22 +224,16 @@ class Updater:
         if self.embedding is not None:
             for drafter in (self.shadow, self.good):
                 drafter.attach(self.embedding.to(self.device))
-        settings, generator = self.settings, torch.Generator().manual_seed(self._seed)
+        settings, generator = self.settings, self._generator()
         parameters = list(self.shadow.requires_grad_(True).parameters())
         every = (
             full_loss(self.shadow, self.good, [texts[number] for number in index.tolist()], settings, generator)
-            for index in self._batches(len(texts), settings.full_batch, settings.full_epochs)
+            for index in batches(len(texts), settings.full_batch, settings.full_epochs, generator)
         )
         return self._descend(every, parameters, self.optimizer)
 
-    @property
-    def _seed(self) -> int:
-        return self.settings.seed + self.updates
-
-    def _batches(self, count: int, size: int, epochs: int) -> Iterator[Tensor]:
-        generator = torch.Generator().manual_seed(self._seed)
-        for _ in range(epochs):
-            yield from torch.randperm(count, generator=generator).split(size)
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.settings.seed + self.updates)
 
     def _descend(
         self, every: Iterable[Tensor], parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer
@@ -252,6 +246,12 @@ class Updater:
             torch.nn.utils.clip_grad_norm_(parameters, self.settings.clip, error_if_nonfinite=False)
             optimizer.step()
         return losses
+
+
+def batches(count: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Numbers below `count` in random order, `size` at a time, int64; anew for each of `epochs`."""
+    for _ in range(epochs):
+        yield from torch.randperm(count, generator=generator).split(size)
 
 
 def _check_finite(losses: Sequence[float], parameters: dict[str, nn.Parameter]) -> None:
