@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specblock_zoo.functional.lookup import BELIEF, CHANCES, LONGEST, NOTHING, Copied, Lookup
+from specblock_zoo.functional.lookup import BELIEF, CHANCES, LONGEST, NOTHING, Copied, Lookup, chances_at
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 
@@ -35,13 +35,13 @@ def test_a_continuation_is_what_a_search_of_the_whole_text_finds(
     assert len(copied.chances) == len(tokens)
     assert all(0.0 < chance < 1.0 for chance in copied.chances)
     if not committed and length:
-        assert list(copied.chances) == [CHANCES[min(length + place, LONGEST) - 1] for place in range(most)]
+        assert list(copied.chances) == [CHANCES[0.0][min(length + place, LONGEST) - 1] for place in range(most)]
 
 
 @given(prompt=texts, committed=texts)
 def test_chances_are_counted_by_match_length_over_committed_tokens(prompt: list[int], committed: list[int]) -> None:
     tried = [BELIEF] * LONGEST
-    right = [BELIEF * chance for chance in CHANCES]
+    right = [BELIEF * chance for chance in CHANCES[0.0]]
     text = list(prompt)
     for token in committed:
         found, length = searched(text, 1)
@@ -66,6 +66,19 @@ def test_tokens_may_come_in_any_pieces(prompt: list[int], pieces: list[list[int]
     assert one.continuation(5) == many.continuation(5)
 
 
+@pytest.mark.parametrize("temperature", sorted(CHANCES))
+def test_sampled_texts_repeat_themselves_less(temperature: float) -> None:
+    assert chances_at(temperature) == CHANCES[temperature]
+    warmer = chances_at(temperature + 0.1)
+    assert all(high <= low for low, high in zip(CHANCES[temperature], warmer, strict=True))
+    assert Lookup([1, 2, 1], temperature).continuation(1).chance == pytest.approx(CHANCES[temperature][0])
+
+
+def test_between_and_beyond_what_was_measured() -> None:
+    assert chances_at(0.85)[0] == pytest.approx((CHANCES[0.7][0] + CHANCES[1.0][0]) / 2)
+    assert chances_at(5.0) == CHANCES[1.0]
+
+
 def test_a_loop_goes_on_for_ever() -> None:
     assert Lookup([9, 1, 2, 1, 2, 1]).continuation(5).tokens == (2, 1, 2, 1, 2)
 
@@ -78,9 +91,10 @@ def test_nothing_is_copied_where_nothing_repeats_itself() -> None:
 
 
 def test_longer_matches_go_on_more_often() -> None:
-    assert list(CHANCES) == sorted(CHANCES)
-    assert len(CHANCES) == LONGEST
-    assert 0.0 < CHANCES[0] < CHANCES[-1] < 1.0
+    for chances in CHANCES.values():
+        assert list(chances) == sorted(chances)
+        assert len(chances) == LONGEST
+        assert 0.0 < chances[0] < chances[-1] < 1.0
 
 
 def test_nothing_is_copied_from_below_a_token_that_ends_the_text() -> None:

@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from specblock_zoo.functional.lookup import NOTHING
+from specblock_zoo.functional.lookup import NOTHING, chances_at
 from specblock_zoo.inference.decode import Laps, Session, choosers, decode, lookup_in, prefill
 from specblock_zoo.inference.text import Rules, Text
 from specblock_zoo.inference.verify import Prompt, Verifier
@@ -112,3 +112,9 @@ def test_padding_and_what_is_long_past_are_not_copied_from(monkeypatch: pytest.M
     assert lookup_in(Text(torch.tensor([[5, 6, 5]]), Rules()), torch.ones(7, dtype=torch.bool)).continuation(1).tokens
     monkeypatch.setattr("specblock_zoo.inference.decode.MOST_INDEXED", 2)
     assert lookup_in(text, None).continuation(2) == NOTHING
+
+
+@pytest.mark.parametrize(("rules", "temperature"), [(Rules(), 0.0), (Rules(do_sample=True), 1.0)])
+def test_a_sampled_text_promises_less_to_a_copy(rules: Rules, temperature: float) -> None:
+    copied = lookup_in(Text(torch.tensor([[5, 6, 5]]), rules), None).continuation(1)
+    assert copied.chance == pytest.approx(chances_at(temperature)[0])

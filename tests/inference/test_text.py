@@ -77,6 +77,14 @@ def test_only_plain_greedy_rules_need_just_the_best_token() -> None:
     assert not Rules(keep_logits=True).need_only_best
 
 
+def test_the_temperature_is_that_of_the_sampling() -> None:
+    warm, pair = TemperatureLogitsWarper(0.5), [TemperatureLogitsWarper(0.5), TemperatureLogitsWarper(3.0)]
+    assert Rules(do_sample=True).temperature == 1.0
+    assert Rules(LogitsProcessorList([warm]), do_sample=True).temperature == 0.5
+    assert Rules(LogitsProcessorList(pair), do_sample=True).temperature == 1.5
+    assert Rules(LogitsProcessorList([warm])).temperature == 0.0
+
+
 def test_length_limits() -> None:
     assert Rules(stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(9), MaxLengthCriteria(7)])).max_length == 7
     assert Text(PROMPT, Rules()).remaining == NO_LIMIT - 3

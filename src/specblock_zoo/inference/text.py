@@ -6,12 +6,13 @@ processors with a memory, custom criteria and seeds give the text that plain `ge
 """
 
 import copy
+import math
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList, TemperatureLogitsWarper
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
@@ -41,6 +42,12 @@ class Rules:
         """Longest text in tokens, prompt included."""
         lengths = [each.max_length for each in self.stopping_criteria if isinstance(each, MaxLengthCriteria)]
         return min(lengths, default=NO_LIMIT)
+
+    @property
+    def temperature(self) -> float:
+        """Of the sampling; 0 where the best token is taken."""
+        given = [each.temperature for each in self.logits_processor if isinstance(each, TemperatureLogitsWarper)]
+        return math.prod(given) if self.do_sample else 0.0
 
     def of_row(self, row: int) -> "Rules":
         """The rules of one row of a batch: a repetition penalty knows how much padding each row has to leave out."""
