@@ -50,6 +50,13 @@ def test_every_configuration_is_priced_here() -> None:
     assert {path.stem for path in CONFIGS.glob("*.yaml")} == set(PARAMETERS)
 
 
+def test_the_gpu_trains_the_drafter_that_the_cpu_trains() -> None:
+    cpu, gpu = (yaml.safe_load((CONFIGS / f"smollm2-135m{end}.yaml").read_text())["model"] for end in ("", "-gpu"))
+    assert gpu.keys() == cpu.keys()
+    for part in ("target", "initialise", "drafter", "objective"):
+        assert gpu[part] == cpu[part]
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_real_shapes_give_the_known_numbers(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
