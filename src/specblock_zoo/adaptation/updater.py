@@ -188,7 +188,7 @@ class Updater:
         copies = nn.ModuleDict({name: copy.deepcopy(module) for name, module in chosen.items() if module is not None})
         copies = copies.to(self.serving_device, self.serving_dtype).eval()
         if self.prepack:
-            optimize_for_cpu(copies)
+            optimize_for_cpu(copies, int8=False)
         return dict(copies.items())
 
     def keep(self) -> None:
