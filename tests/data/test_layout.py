@@ -108,7 +108,8 @@ def test_the_pieces_of_a_large_matrix_are_put_together_in_order(monkeypatch):
     whole = best_tokens(states, head, TOP)
     monkeypatch.setattr("specblock_zoo.data.layout.CHUNK_ELEMENTS", 3 * DRAFT_VOCAB)
     for name, column in best_tokens(states, head, TOP).items():
-        np.testing.assert_array_equal(column, whole[name])
+        # A product of three rows need not round as one of eleven.
+        np.testing.assert_allclose(column, whole[name], rtol=1e-3, atol=1e-6)
 
 
 def test_cutting_shortens_every_column():

@@ -38,6 +38,22 @@ def test_masks_that_are_not_heeded_are_noticed(family: str) -> None:
     assert tree_deviation(target_of(family), Form.CAUSAL) > 2 * modes.LOW_PRECISION_TOLERANCE
 
 
+@pytest.mark.parametrize(("nodes", "is_forgiven"), [(1, True), (2, False)])
+def test_one_node_that_a_router_sends_elsewhere_is_forgiven(
+    nodes: int, is_forgiven: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = modes._read_alone
+
+    def disturbed(model: PreTrainedModel, prefix: torch.Tensor) -> torch.Tensor:
+        logits = read(model, prefix)
+        logits[:nodes] = logits[:nodes].flip(-1)
+        return logits
+
+    monkeypatch.setattr(modes, "_read_alone", disturbed)
+    deviation = tree_deviation(target_of("llama"), Form.ADDITIVE)
+    assert (deviation < modes.TOLERANCES[torch.float32]) is is_forgiven
+
+
 class DeafModel(type(target_of("llama"))):
     """Loses ready-made masks, as a release of transformers once did."""
 

@@ -30,7 +30,8 @@ PROBE_TOKENS = (4, 9, 6, 8, 10, 12)
 TOLERANCES = {torch.float32: 1e-2, torch.float64: 1e-2}
 LOW_PRECISION_TOLERANCE = 0.15
 """Mean deviation of a node's logits, in standard deviations of these. Rounding was at most 1e-5 in float32 and 0.004 in
-bfloat16 and float16 (SmolLM2-135M and eight tiny families, CPU); masks that were not heeded, 0.3 to 1.1."""
+bfloat16 and float16 (SmolLM2-135M and eight tiny families, CPU; 0.021 where bfloat16 is emulated, and 0.23 at one node
+of a mixture of experts); masks that were not heeded, 0.3 to 1.1."""
 
 Key = tuple[type, str, torch.dtype]
 _answers: dict[Key, bool] = {}
@@ -82,7 +83,10 @@ def judges_trees(model: PreTrainedModel, form: Form, compare: Callable[..., floa
 
 @torch.no_grad()
 def tree_deviation(model: PreTrainedModel, form: Form) -> float:
-    """Largest mean deviation of a node's logits between a tree forward and its path read alone, in their spread."""
+    """Second largest mean deviation of a node's logits between a tree forward and its path read alone, in their spread.
+
+    Not the largest: rounding may send one node to another expert. A mask that is not heeded spoils four of the seven.
+    """
     depths: list[int] = []
     for parent in PROBE_PARENTS:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
@@ -94,7 +98,7 @@ def tree_deviation(model: PreTrainedModel, form: Form) -> float:
     judged = verifier.judge([PROBE_PREFIX[-1]], [tree]).logits[0].float()
     alone = _read_alone(model, prefix).float()
     spread = alone.std().clamp_min(torch.finfo(torch.float32).tiny)
-    return float(((judged - alone).abs().mean(-1) / spread).nan_to_num(nan=torch.inf).max())
+    return float(((judged - alone).abs().mean(-1) / spread).nan_to_num(nan=torch.inf).topk(2).values[1])
 
 
 def _read_alone(model: PreTrainedModel, prefix: Tensor) -> Tensor:
