@@ -83,9 +83,10 @@ def judges_trees(model: PreTrainedModel, form: Form, compare: Callable[..., floa
 
 @torch.no_grad()
 def tree_deviation(model: PreTrainedModel, form: Form) -> float:
-    """Second largest mean deviation of a node's logits between a tree forward and its path read alone, in their spread.
+    """Largest mean deviation of a node's logits between a tree forward and its path read alone, in their spread.
 
-    Not the largest: rounding may send one node to another expert. A mask that is not heeded spoils four of the seven.
+    In low precision the second largest: rounding may send one node to another expert. A mask that is not heeded spoils
+    four of the seven.
     """
     depths: list[int] = []
     for parent in PROBE_PARENTS:
@@ -98,7 +99,8 @@ def tree_deviation(model: PreTrainedModel, form: Form) -> float:
     judged = verifier.judge([PROBE_PREFIX[-1]], [tree]).logits[0].float()
     alone = _read_alone(model, prefix).float()
     spread = alone.std().clamp_min(torch.finfo(torch.float32).tiny)
-    return float(((judged - alone).abs().mean(-1) / spread).nan_to_num(nan=torch.inf).topk(2).values[1])
+    deviations = ((judged - alone).abs().mean(-1) / spread).nan_to_num(nan=torch.inf)
+    return float(deviations.topk(1 if model.dtype in TOLERANCES else 2).values[-1])
 
 
 def _read_alone(model: PreTrainedModel, prefix: Tensor) -> Tensor:
