@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specblock_zoo.adaptation.events import Action
 from specblock_zoo.adaptation.session import AdaptiveDrafter
-from specblock_zoo.bench.replay import RECORDS, QueryRecord, Replay, Segment, Stream, arrivals, asker
+from specblock_zoo.bench.replay import RECORDS, STATES, QueryRecord, Replay, Segment, Stream, arrivals, asker
 from specblock_zoo.bench.tasks import Prompt
 from specblock_zoo.bench.timing import turn_order
 from specblock_zoo.errors import ConfigurationError
@@ -84,6 +84,33 @@ def test_every_prompt_is_recorded_under_every_policy_and_a_replay_goes_on(tasks:
     assert all(each.rounds == each.committed for each in records if each.policy == "plain")
     assert len((out / RECORDS).read_text().splitlines()) == 12
     assert QueryRecord.model_validate_json((out / RECORDS).read_text().splitlines()[0]) == records[0]
+
+
+def test_a_replay_killed_between_two_saves_goes_on_with_all_policies_at_the_same_question(
+    tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def both() -> Replay:
+        return Replay("s", {"a": adaptive(Action.HEAD), "b": adaptive(Action.HEAD)}, ask, tasks / "out", save_every=2)
+
+    every, saves, save = arrivals(Stream("s", segments()), tasks)[:5], [0], AdaptiveDrafter.save
+
+    def dies_at_the_fourth(self: AdaptiveDrafter, folder: Path) -> None:
+        saves[0] += 1
+        if saves[0] == 4:
+            raise KeyboardInterrupt
+        save(self, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AdaptiveDrafter, "save", dies_at_the_fourth)
+        with pytest.raises(KeyboardInterrupt):
+            both().run(every)
+    resumed = both()
+    records = resumed.run(every)
+    assert [(each.number, each.policy) for each in records] == [
+        (number, policy) for number in range(5) for policy in turn_order(["a", "b"], number)
+    ]
+    assert [each.bandit.queries for each in resumed.drafters.values() if isinstance(each, AdaptiveDrafter)] == [5, 5]
+    assert [folder.name for folder in (tasks / "out" / STATES).iterdir()] == ["4"], "older states are removed"
 
 
 def test_nothing_is_timed_cold_and_no_drafter_learns_from_it(tasks: Path) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -194,10 +195,11 @@ class Replay:
             digest=hashlib.sha256(str(tokens.tolist()).encode()).hexdigest()[:16],
         )
 
-    def _adaptive(self) -> Iterator[tuple[AdaptiveDrafter, Path]]:
+    def _adaptive(self, done: int) -> Iterator[tuple[AdaptiveDrafter, Path]]:
+        """With where each is saved after `done` questions: a folder a count, so that all are of the same moment."""
         for policy, drafter in self.drafters.items():
             if isinstance(drafter, AdaptiveDrafter):
-                yield drafter, self.out / STATES / policy
+                yield drafter, self.out / STATES / str(done) / policy
 
     def _facts(self, asked: Sequence[Arrival]) -> dict[str, Any]:
         text = json.dumps([[each.task, each.prompt.model_dump(mode="json")] for each in asked])
@@ -205,9 +207,13 @@ class Replay:
         return {**self.identity, **own, "what was asked": hashlib.sha256(text.encode()).hexdigest()[:12]}
 
     def _save(self, asked: Sequence[Arrival]) -> None:
-        for drafter, folder in self._adaptive():
+        done = len(asked)
+        for drafter, folder in self._adaptive(done):
             drafter.save(folder)
         self._note(asked)
+        for older in (self.out / STATES).glob("*"):
+            if older.name != str(done):
+                shutil.rmtree(older, ignore_errors=True)
 
     def _note(self, asked: Sequence[Arrival]) -> None:
         write_atomically(self.out / PROGRESS, json.dumps({"done": len(asked), "run": self._facts(asked)}))
@@ -233,7 +239,7 @@ class Replay:
         kept = [each for each in parse_lines(records, QueryRecord) if each.number < done] if done else []
         write_atomically(records, "".join(each.model_dump_json() + "\n" for each in kept))
         if done:
-            for drafter, folder in self._adaptive():
+            for drafter, folder in self._adaptive(done):
                 drafter.restore(folder)
         return done
 
