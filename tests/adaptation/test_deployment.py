@@ -97,3 +97,17 @@ def test_a_worker_trains_on_a_stream_of_its_own() -> None:
 def test_a_worker_on_a_device_that_is_not_there_fails_at_once() -> None:
     with pytest.raises((RuntimeError, AssertionError)):
         Worker(torch.device("cuda"))
+
+
+def test_an_interrupted_job_has_an_outcome_too() -> None:
+    """The stop button of a notebook; a job without one would count as under way for ever."""
+
+    def job() -> None:
+        raise KeyboardInterrupt
+
+    closed = Worker(torch.device("cpu"))
+    closed.close()
+    for here in (Inline(), closed):
+        with pytest.raises(KeyboardInterrupt):
+            here.submit("interrupted", job)
+        assert [(each.name, type(each.error)) for each in here.poll()] == [("interrupted", KeyboardInterrupt)]

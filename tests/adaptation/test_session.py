@@ -354,3 +354,27 @@ def test_keeping_saving_and_taking_back_cost_time_that_the_bandit_knows(tmp_path
     assert before == pytest.approx(reported)
     drafter.rollback()
     assert drafter.bandit.spent > before
+
+
+def test_an_interrupted_update_is_dropped_and_learning_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = adaptive(Action.HEAD)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = snapshot(drafter)
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter.updater, "update", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(map(ask, 10 * [drafter]))
+    for _ in range(20):
+        ask(drafter)
+    assert drafter.updater.updates > 0
+    assert not same(before, drafter)
+
+
+def test_strictness_is_the_drafters() -> None:
+    plain = random_drafter(target())
+    plain.strict = True
+    assert AdaptiveDrafter(plain).strict
+    assert not AdaptiveDrafter(random_drafter(target())).strict

@@ -1,5 +1,6 @@
 """`generate(assistant_model=drafter)`: dispatch, outputs, and a clear refusal of what is not supported."""
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from specblock_zoo.errors import TargetMismatchError, UnsupportedOptionError
 from specblock_zoo.inference import hf_generate
 from specblock_zoo.inference.refusals import Request
 from specblock_zoo.inference.text import Rules
+from specblock_zoo.inference.verify import Verifier
 from specblock_zoo.inference.versions import CACHE_NAME
 from tests.support.decoding import (
     VOCAB,
@@ -182,7 +184,16 @@ def test_a_cache_that_holds_the_whole_prompt_is_refused() -> None:
     target()(prompt_ids(LENGTH), **{CACHE_NAME: cache})
     request = Request(prompt_ids(LENGTH), target().generation_config, Rules(), {})
     with pytest.raises(UnsupportedOptionError, match=f"{LENGTH}"):
-        hf_generate.prompt_of(request, cache)
+        hf_generate.prompt_of(request, Verifier(target(), (0,), cache))
+
+
+def test_a_prompt_comes_to_the_device_of_the_target() -> None:
+    mask = torch.ones(1, LENGTH, dtype=torch.int64).index_fill(1, torch.tensor([0]), 0)
+    request = Request(prompt_ids(LENGTH), target().generation_config, Rules(), {"attention_mask": mask})
+    elsewhere = copy.deepcopy(target()).to("meta")
+    prompt = hf_generate.prompt_of(request, Verifier(elsewhere, (0,), DynamicCache()))
+    assert prompt.mask is not None
+    assert {each.device.type for each in (prompt.ids, prompt.mask, prompt.positions)} == {"meta"}
 
 
 def test_a_vocabulary_of_another_size_is_named_before_transformers_blames_tokenizers() -> None:

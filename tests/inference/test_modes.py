@@ -3,17 +3,20 @@
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
 from specblock_zoo.errors import UnsupportedOptionError
 from specblock_zoo.inference import modes
 from specblock_zoo.inference.modes import form_of, judges_trees, tree_deviation
 from specblock_zoo.inference.verify import Form
 from specblock_zoo.targets.registry import FAMILIES
-from tests.support.decoding import generate, prompt_ids, scripted_drafter, target_of
+from tests.support.decoding import STATIC_TAKES_BACK, generate, prompt_ids, scripted_drafter, target_of
 
 pytestmark = pytest.mark.contract
 
@@ -183,3 +186,44 @@ def test_flash_attention_drafts_chains_without_being_asked() -> None:
     model = target_of("llama")
     model.config._attn_implementation = "flash_attention_2"
     assert form_of(model) is Form.CAUSAL
+
+
+def test_targets_of_one_class_and_another_configuration_are_asked_for_themselves() -> None:
+    plain, other = target_of("llama"), target_of("llama", rope_theta=500.0)
+    answers = {id(plain.config): 1.0, id(other.config): 0.0}
+
+    def compare(model: PreTrainedModel, _: Form) -> float:
+        return answers[id(model.config)]
+
+    with pytest.warns(UserWarning, match="does not heed"):
+        assert not judges_trees(plain, Form.ADDITIVE, compare)
+    assert judges_trees(other, Form.ADDITIVE, compare)
+
+
+def blind_to_masks(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
+) -> tuple[Tensor, None]:
+    """Attention as FlashAttention computes it: causal from the end, a 2-D mask only says which columns there are."""
+    if attention_mask is not None:
+        assert attention_mask.all(), "no padding here"
+        key, value = (each[:, :, : attention_mask.shape[1]] for each in (key, value))
+    key, value = (each.repeat_interleave(module.num_key_value_groups, 1) for each in (key, value))
+    queries, keys = query.shape[2], key.shape[2]
+    seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, seen, scale=options["scaling"])
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+@pytest.mark.skipif(not STATIC_TAKES_BACK, reason="this transformers cannot crop static caches")
+def test_a_kernel_without_masks_is_told_where_the_text_ends_in_a_static_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = generate(target_of("llama"), prompt_ids(LENGTH), 20)
+    name, model = "flash_attention_2", target_of("llama")
+    monkeypatch.setitem(AttentionInterface._global_mapping, name, blind_to_masks)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, name, flash_attention_mask)
+    model.config._attn_implementation = name
+    drafter = scripted_drafter(model, text, lambda index: -(index % 5 == 0), num_blocks=2)
+    static = {"cache_implementation": "static", "max_cache_len": 64}
+    for options in ({}, static):
+        assert torch.equal(generate(model, prompt_ids(LENGTH), 20, **options), text)
+        assert torch.equal(generate(model, prompt_ids(LENGTH), 20, assistant_model=drafter, **options), text)
+    assert drafter.last_stats.tau > 2.0

@@ -295,3 +295,13 @@ def test_pipelines(family: str) -> None:
         for more in ({}, {"assistant_model": random_drafter(target(family), **facts)})
     )
     assert assisted(prompt, **settings) == alone(prompt, **settings)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3_moe"])
+def test_windows_wider_than_the_probe(name: str, rows: int) -> None:
+    model = target_of(name, use_sliding_window=True, sliding_window=24, max_window_layers=2)
+    ids = torch.cat([prompt_ids(20, seed) for seed in range(rows)])
+    expected = generate(model, ids, 30)
+    drafter = scripted_drafter(model, expected[:1], often_right, num_blocks=BLOCKS)
+    assert torch.equal(generate(model, ids, 30, assistant_model=drafter), expected)

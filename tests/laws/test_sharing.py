@@ -11,11 +11,20 @@ from functools import cache
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel, StaticCache
 
 from specblock_zoo.inference import hf_generate
+from specblock_zoo.inference.capture import optimize_for_gpu
 from specblock_zoo.inference.versions import CACHE_NAME
-from tests.support.decoding import RECORDS_WINDOWS, generate, prompt_ids, random_drafter, scripted_drafter, target_of
+from tests.support.decoding import (
+    RECORDS_WINDOWS,
+    STATIC_TAKES_BACK,
+    generate,
+    prompt_ids,
+    random_drafter,
+    scripted_drafter,
+    target_of,
+)
 
 pytestmark = pytest.mark.contract
 
@@ -128,3 +137,21 @@ def test_compiled_forwards() -> None:
     assert torch.equal(
         generate(torch.compile(model, backend="eager"), prompt_ids(LENGTH), NEW, assistant_model=drafter), text
     )
+
+
+@pytest.mark.skipif(not STATIC_TAKES_BACK, reason="this transformers cannot crop static caches")
+def test_threads_share_a_captured_drafter() -> None:
+    model = target("llama")
+    drafter, prompts = (
+        optimize_for_gpu(random_drafter(model), {"disable": True}),
+        [prompt_ids(11 + n, n) for n in range(8)],
+    )
+    expected = [generate(model, ids, NEW) for ids in prompts]
+
+    def answer(ids: Tensor) -> Tensor:
+        kept = StaticCache(config=model.config, max_cache_len=64)
+        return generate(model, ids, NEW, assistant_model=drafter, **{CACHE_NAME: kept})
+
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        found = list(threads.map(answer, prompts))
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

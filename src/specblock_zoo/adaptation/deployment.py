@@ -52,6 +52,17 @@ def outcome_of(name: str, job: Job) -> Outcome:
         return Outcome(name, None, error, time.perf_counter() - started)
 
 
+def run_here(name: str, job: Job, outcomes: "queue.SimpleQueue[Outcome]") -> None:
+    """Runs a job in the caller's thread, where Ctrl-C reaches it; it has an outcome then too, or it would count as
+    under way for ever."""
+    started = time.perf_counter()
+    try:
+        outcomes.put(outcome_of(name, job))
+    except BaseException as error:
+        outcomes.put(Outcome(name, None, error, time.perf_counter() - started))
+        raise
+
+
 class Inline:
     """On the serving device, in the thread that hands the job in: after an answer, before the next query."""
 
@@ -62,7 +73,7 @@ class Inline:
     def submit(self, name: str, job: Job) -> None:
         """Runs the job at once; a second thread waits for the first."""
         with self._lock:
-            self._outcomes.put(outcome_of(name, job))
+            run_here(name, job, self._outcomes)
 
     def poll(self) -> list[Outcome]:
         """See `Deployment`."""
@@ -100,7 +111,7 @@ class Worker:
                 self._jobs.put((name, job))
                 return
             self._thread.join()
-            self._outcomes.put(outcome_of(name, job))
+            run_here(name, job, self._outcomes)
 
     def poll(self) -> list[Outcome]:
         """See `Deployment`."""

@@ -77,7 +77,7 @@ class AdaptiveDrafter(Drafter):
         super().__init__()
         self.settings = settings or AdaptationConfig()
         plain = checked(drafter)
-        self.base = saving.base_of(plain)
+        self.base, self.strict = saving.base_of(plain), plain.strict
         device = torch.device(self.settings.train_device) if self.settings.train_device else plain.device
         self.updater = Updater(plain, self.settings.update, device, self.settings.prepack)
         self._live = _Live(serving_copy(plain, self.settings.prepack))

@@ -6,8 +6,9 @@ start nodes are filled up by repeating one, and pairs by reading the latest comm
 since what is added is masked, dropped or the same again.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +22,7 @@ from specblock_zoo.inference.cache import FIRST_CAPACITY, DrafterCache, Pairs
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.models.pretrained import PretrainedDrafter
 from specblock_zoo.structures import FINAL_NORM, BranchMemory, BranchOutput, ContextOutput, KeyValues
+from specblock_zoo.targets.capture import registering
 
 ROWS, PAIRS, TOKENS = (4, 16, 64), (8, 16, 24, 32), (8, 16, 32, 64, 128)
 """Start nodes of a block, pairs of a refresh and tokens of a verify forward are filled up to these. Starts and pairs
@@ -41,11 +43,15 @@ def can_capture(device: torch.device) -> bool:
 
 
 class CompiledTarget:
-    """A target's forward over a tree, compiled once per size of `TOKENS`; its cache must be a static one."""
+    """A target's forward over a tree, compiled once per size of `TOKENS`; its cache must be a static one.
+
+    For one thread at a time (`Capture.alone`); others may run the target itself meanwhile.
+    """
 
     def __init__(self, model: PreTrainedModel, tap_layers: Sequence[int], options: Mapping[str, Any]) -> None:
         self.model, self.tap_layers = model, tuple(tap_layers)
         self._states: dict[int, Tensor] = {}
+        self._caller = 0
         decoder: Any = model.get_decoder()
         # The same hooks at every call: the compiler traces them once, into the graph.
         self._hooks = [(decoder.layers[index], self._recorder(index)) for index in self.tap_layers]
@@ -53,9 +59,12 @@ class CompiledTarget:
 
     def __call__(self, **inputs: Any) -> tuple[Tensor, Tensor]:
         """Logits `[1, tokens, vocab]` and features `[1, tokens, taps * hidden]`."""
+        self._caller = threading.get_ident()
         with ExitStack() as stack:
-            for layer, record in self._hooks:
-                stack.callback(layer.register_forward_hook(record).remove)
+            with registering:
+                handles = [layer.register_forward_hook(record) for layer, record in self._hooks]
+            for handle in handles:
+                stack.callback(handle.remove)
             logits, features = self._run(inputs)
         return logits, features
 
@@ -65,15 +74,23 @@ class CompiledTarget:
 
     def _recorder(self, index: int) -> Callable[..., None]:
         def record(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            # Our hooks fire in other threads' forwards too. A traced forward is always ours.
+            if not torch.compiler.is_compiling() and threading.get_ident() != self._caller:
+                return
             self._states[index] = output[0] if isinstance(output, tuple) else output
 
         return record
 
 
 class Capture:
-    """A drafter's two forwards, compiled once per shape; what has no fixed shape is run by the drafter itself."""
+    """A drafter's two forwards, compiled once per shape; what has no fixed shape is run by the drafter itself.
+
+    Attributes:
+        alone: held while a text is decoded, since a graph's next replay overwrites what the last one returned.
+    """
 
     def __init__(self, drafter: Drafter, options: Mapping[str, Any]) -> None:
+        self.alone = threading.RLock()
         self._options = options
         self._target: CompiledTarget | None = None
         self._plain = drafter.extend
@@ -167,6 +184,11 @@ def _zeros_after(like: Tensor, held: Tensor | None, capacity: int) -> Tensor:
     if held is not None:
         buffer[:, :, : held.shape[2]] = held
     return buffer
+
+
+def exclusive(drafter: Drafter) -> AbstractContextManager[Any]:
+    """What a text is decoded in: with captured forwards, threads that share the drafter wait for one another."""
+    return nullcontext() if drafter.capture is None else drafter.capture.alone
 
 
 def context_of(drafter: Drafter) -> DrafterCache:

@@ -116,7 +116,7 @@ def lookup_in(text: Text, mask: Tensor | None) -> Lookup:
     """
     ids = text.ids[0]
     if mask is not None:
-        ids = torch.cat((ids[:-1][mask[1 - len(ids) :]], ids[-1:]))
+        ids = torch.cat((ids[:-1][mask[1 - len(ids) :].to(ids.device)], ids[-1:]))
     return Lookup(ids[-MOST_INDEXED:].tolist(), text.rules.temperature)
 
 

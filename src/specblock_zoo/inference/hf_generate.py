@@ -21,6 +21,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specblock_zoo.errors import UnsupportedOptionError
 from specblock_zoo.inference import target_cache
+from specblock_zoo.inference.capture import exclusive
 from specblock_zoo.inference.costs import costs_for
 from specblock_zoo.inference.decode import Laps, Session, decode, prefill
 from specblock_zoo.inference.modes import form_of
@@ -141,13 +142,13 @@ def assisted_decoding(
     verifier = Verifier(model, taps, cache, form, compiled)
     several = input_ids.shape[0] > 1
     texts = [Text(row[None], rules.of_row(index) if several else rules) for index, row in enumerate(input_ids)]
-    with drafter.query() as (drafting, observer):
+    with drafter.query() as (drafting, observer), exclusive(drafting):
         drafting.attach(family.embedding_weight(model))
         settings = drafting.config.tree_settings
         chosen = replace(settings, chain=True) if form is Form.CAUSAL else settings
         session = Session(drafting, verifier, chosen, observer)
         session = replace(session, account=account_for(drafter, session, rules.do_sample))
-        run(session, prompt_of(request, verifier.cache), texts)
+        run(session, prompt_of(request, verifier), texts)
     return packed(request, verifier.cache, texts)
 
 
@@ -196,9 +197,9 @@ def cache_for(request: Request) -> Cache:
     return DynamicCache() if several or request.cache is None else request.cache
 
 
-def prompt_of(request: Request, cache: Cache) -> Prompt:
-    """The part of the prompts the cache does not hold yet, with its mask and positions."""
-    input_ids, inputs = request.input_ids, request.inputs
+def prompt_of(request: Request, verifier: Verifier) -> Prompt:
+    """The part of the prompts the cache does not hold yet, with its mask and positions, on the target's device."""
+    input_ids, inputs, cache, device = request.input_ids, request.inputs, verifier.cache, verifier.model.device
     past, mask, positions = int(cache.get_seq_length()), inputs.get("attention_mask"), inputs.get("position_ids")
     # With a filled cache the ids are either the whole text or only its new end; the mask is always the whole text's.
     whole = mask.shape[1] if mask is not None else getattr(request.config, "_mask_length", input_ids.shape[1])
@@ -213,7 +214,11 @@ def prompt_of(request: Request, cache: Cache) -> Prompt:
         positions = (visible.long().cumsum(-1) - 1).clamp(min=0)
     if positions is None:
         positions = torch.arange(past, past + ids.shape[1], device=ids.device)[None]
-    return Prompt(ids, visible, positions[:, -ids.shape[1] :].expand(len(ids), -1))
+    if visible is None and verifier.form is Form.CAUSAL and target_cache.capacity(cache) < target_cache.UNBOUNDED:
+        # All that tells a kernel without a mask where the text ends in a buffer.
+        visible = torch.ones(len(ids), past + ids.shape[1], dtype=torch.bool)
+    positions = positions[:, -ids.shape[1] :].expand(len(ids), -1)
+    return Prompt(ids.to(device), None if visible is None else visible.to(device), positions.to(device))
 
 
 def packed(request: Request, cache: Cache, texts: Sequence[Text]) -> GenerateDecoderOnlyOutput | Tensor:

@@ -12,6 +12,7 @@ from specblock_zoo.errors import UnsupportedOptionError
 from specblock_zoo.functional.tree import ROOT, Node, flatten, path_to
 from specblock_zoo.inference.attention import GROUPED_SDPA
 from specblock_zoo.inference.verify import Form, Prompt, Verifier
+from specblock_zoo.targets.identity import config_sha256
 
 FORMS: dict[str, Form] = {
     "sdpa": Form.ADDITIVE,
@@ -33,7 +34,7 @@ LOW_PRECISION_TOLERANCE = 0.15
 bfloat16 and float16 (SmolLM2-135M and eight tiny families, CPU; 0.021 where bfloat16 is emulated, and 0.23 at one node
 of a mixture of experts); masks that were not heeded, 0.3 to 1.1."""
 
-Key = tuple[type, str, torch.dtype]
+Key = tuple[type, str, torch.dtype, str]
 _answers: dict[Key, bool] = {}
 _asking = threading.Lock()
 
@@ -41,7 +42,8 @@ _asking = threading.Lock()
 def form_of(model: PreTrainedModel, strict: bool = False) -> Form:
     """How to have this target judge drafts.
 
-    The first call per (model class, attention implementation, dtype) compares a six-node tree with its chains.
+    The first call per (model class, attention implementation, dtype, configuration) compares a six-node tree with its
+    chains.
 
     Args:
         strict: refuse instead of falling back to chains where the comparison fails.
@@ -67,7 +69,7 @@ def form_of(model: PreTrainedModel, strict: bool = False) -> Form:
 
 def judges_trees(model: PreTrainedModel, form: Form, compare: Callable[..., float] | None = None) -> bool:
     """Whether trees are judged right; asked once per process and key, warns once where they are not."""
-    key = (type(model), model.config._attn_implementation, model.dtype)
+    key = (type(model), model.config._attn_implementation, model.dtype, config_sha256(model.config))
     with _asking:
         if key not in _answers:
             deviation = (compare or tree_deviation)(model, form)

@@ -140,8 +140,9 @@ def check_supported(model: PreTrainedModel, request: Request) -> None:
 
 def check_form(form: Form, rows: int) -> None:
     """Raises `UnsupportedOptionError` where rows of unequal length cannot be told apart without a tree mask."""
-    problem = f"batch_size = {rows} and chains only, which is what this attention implementation can judge."
-    _refuse((form is Form.CAUSAL and rows > 1, problem, 'Call model.set_attn_implementation("sdpa").'))
+    problem = f"batch_size = {rows} and chains only, which is what this target can judge with its attention."
+    hint = 'Call model.set_attn_implementation("sdpa") or ("eager"), or give one row at a time.'
+    _refuse((form is Form.CAUSAL and rows > 1, problem, hint))
 
 
 def _refuse(*refusals: Refusal) -> None:

@@ -73,8 +73,8 @@ class Verifier:
         self._family = family_of(model.config)
         self._windows = self._family.attention_windows(model.config)
         self._recording: list[Any] = []
-        # Tokens of the latest judgement, filling included.
-        self._compiled, self._judged = compiled, 0
+        # Tokens of the latest judgement, filling included, and whether the cache still holds all of them.
+        self._compiled, self._judged, self._is_open = compiled, 0, False
         # None: one row, no padding, and so column i holds token i.
         self._columns: Tensor | None = None
         self._held, self._ragged = 0, False
@@ -120,8 +120,11 @@ class Verifier:
         mask = self._causal_mask(len(ids[0])) if self.form is Form.CAUSAL else self._tree_masks(packed[2], ancestors)
         inputs = {"input_ids": packed[0], "attention_mask": mask, "position_ids": packed[1]}
         if self._compiled is not None and self._judged in sizes:
-            return Reading(*self._compiled(**inputs, **{CACHE_NAME: self.cache, "use_cache": True}))
-        return self._forward(**inputs)
+            reading = Reading(*self._compiled(**inputs, **{CACHE_NAME: self.cache, "use_cache": True}))
+        else:
+            reading = self._forward(**inputs)
+        self._is_open = True
+        return reading
 
     def commit(self, trees: Sequence[DraftTree], verdicts: Sequence[Verdict]) -> list[list[int]]:
         """Keeps each root and the accepted nodes whose successor was committed too; returns their tokens' numbers."""
@@ -129,6 +132,7 @@ class Verifier:
             [0, *(node + 1 for node in verdict.accepted_nodes)][: len(verdict.committed_tokens)] for verdict in verdicts
         ]
         counts = [len(each) for each in keep]
+        self._is_open = False
         target_cache.compact(self.cache, self._held, self._judged, keep)
         if self._columns is not None:
             self._columns = at.with_rows(self._columns, self._roots, counts)
@@ -157,7 +161,13 @@ class Verifier:
             self._columns, self._held = self._columns.gather(1, order), longest
 
     def close(self) -> None:
-        """Leaves the cache's layers as they were found."""
+        """Leaves the cache's layers as they were found, and in them nothing that was judged and not committed.
+
+        Where the walk was interrupted (a criterion, a processor or a streamer may raise), the roots stay: the cache
+        then holds a beginning of each text, as plain decoding leaves it.
+        """
+        if self._is_open:
+            target_cache.compact(self.cache, self._held, self._judged, len(self._roots) * [[0]])
         for layer in self._recording:
             layer.record_past = False
 

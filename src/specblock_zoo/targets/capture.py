@@ -21,7 +21,7 @@ from specblock_zoo.targets.base import check_tap_layers
 
 _states: ContextVar[dict[int, Tensor] | None] = ContextVar("states", default=None)
 # torch numbers hooks without a lock; two with one number would remove each other.
-_registering = threading.Lock()
+registering = threading.Lock()
 
 
 def _recorder(index: int) -> Callable[..., None]:
@@ -43,7 +43,7 @@ def _recorded(model: PreTrainedModel, layers: Sequence[int], want_last_hidden: b
     token = _states.set(store)
     with ExitStack() as stack:
         stack.callback(_states.reset, token)
-        with _registering:
+        with registering:
             handles = [module.register_forward_hook(_recorder(index)) for index, module in modules.items()]
         for handle in handles:
             stack.callback(handle.remove)

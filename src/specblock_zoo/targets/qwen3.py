@@ -1,4 +1,7 @@
-"""The dense Qwen3 family. Its head size is not hidden / heads, so the tiny config keeps them apart too."""
+"""The dense Qwen3 family. Its head size is not hidden / heads, so the tiny config keeps them apart too.
+
+Upper layers may look through a sliding window, as Qwen2's.
+"""
 
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -10,4 +13,5 @@ QWEN3 = TargetFamily(
     config_class=Qwen3Config,
     model_class=Qwen3ForCausalLM,
     tiny_facts=(*TINY_SHAPE, ("head_dim", 16), ("tie_word_embeddings", False)),
+    mask_by_layer_type=True,
 )

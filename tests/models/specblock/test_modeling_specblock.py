@@ -10,6 +10,7 @@ from specblock_zoo.errors import VocabularyMismatchError, WeightsMismatchError
 from specblock_zoo.models import decoder
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.models.specblock.dense import dense_blocks
+from specblock_zoo.models.specblock.modeling_specblock import MOST_PAIRS_PLANNED, extension_plan
 from specblock_zoo.structures import BranchMemory, ContextOutput, KeyValues
 from tests.support.drafters import DRAFT_VOCAB, HIDDEN, VOCAB, WIDTH, tiny_drafter
 
@@ -195,3 +196,10 @@ def test_a_prepacked_input_layer_gives_the_same_states() -> None:
     torch.testing.assert_close(packed(*inputs), layer(*inputs), **CLOSE)
     torch.testing.assert_close(packed.slots(), layer.slots())
     assert packed.prepacked(lambda linear: linear) is packed
+
+
+def test_plans_of_rounds_are_kept_and_those_of_prompts_are_not() -> None:
+    device = torch.device("cpu")
+    assert extension_plan(3, WIDTH, 1, device) is extension_plan(3, WIDTH, 1, device)
+    long = MOST_PAIRS_PLANNED + 1
+    assert extension_plan(long, WIDTH, 1, device) is not extension_plan(long, WIDTH, 1, device)

@@ -271,13 +271,24 @@ class ExtensionPlan(NamedTuple):
     drafting: slice
 
 
-@remembering(maxsize=128)
+MOST_PAIRS_PLANNED = 64
+"""Pairs of an `extend` whose plan is kept."""
+
+
 def extension_plan(count: int, width: int, kept: int, device: torch.device) -> ExtensionPlan:
-    """The plan for `count` pairs, of which all but the last run `kept` of `width` slots; built once per shape."""
+    """The plan for `count` pairs, of which all but the last run `kept` of `width` slots; those of rounds are kept."""
+    # A prompt's plan is as long as the prompt, and its length hardly comes back.
+    return (_extension_plan if count <= MOST_PAIRS_PLANNED else _new_plan)(count, width, kept, device)
+
+
+def _new_plan(count: int, width: int, kept: int, device: torch.device) -> ExtensionPlan:
     # Tensors of inference mode could not be used in a forward that takes gradients later.
     with torch.inference_mode(False):
         slots, before = slot_order(count, width, kept, device), predecessors(count, width, kept, device)
         return ExtensionPlan(slots // width, slots % width, before, slice((count - 1) * kept, None))
+
+
+_extension_plan = remembering(maxsize=128)(_new_plan)
 
 
 def slot_order(count: int, width: int, kept: int, device: torch.device | None = None) -> Tensor:
