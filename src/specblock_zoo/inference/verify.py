@@ -195,7 +195,8 @@ class Verifier:
     def _forward(self, **inputs: Any) -> Reading:
         inputs |= {CACHE_NAME: self.cache, "use_cache": True}
         outputs, features = forward_with_taps(self.model, self.tap_layers, **inputs)
-        return Reading(outputs["logits"], features.features)
+        # States after the final norm lie where a target that is spread over devices ends; drafters are where it begins.
+        return Reading(outputs["logits"], features.features.to(self.model.device))
 
 
 def formed(seen: Tensor, form: Form, dtype: torch.dtype) -> Any:
