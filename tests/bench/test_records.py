@@ -95,3 +95,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         write_atomically(path, "new \ud800")
     assert path.read_text() == "old"
+
+
+def test_a_line_in_another_encoding_is_named_too(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes((record().model_dump_json() + "\n").encode() + '{"id": "Stra\u00dfe"}\n'.encode("latin-1"))
+    with pytest.raises(BadRecordError, match=r"records\.jsonl:2"):
+        read_records(path)

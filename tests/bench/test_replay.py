@@ -155,3 +155,11 @@ def test_a_folder_of_another_replay_is_refused_and_left_alone(tasks: Path) -> No
     with pytest.raises(ConfigurationError, match="not of a replay"):
         replace(run, out=bench).run(every)
     assert (bench / RECORDS).read_text() == (out / RECORDS).read_text() == before
+
+
+def test_a_replay_that_was_killed_before_its_first_note_begins(tasks: Path) -> None:
+    out = tasks / "out"
+    out.mkdir()
+    (out / RECORDS).write_text("")
+    run = Replay("s", {"plain": None}, lambda *_: torch.arange(3), out)
+    assert len(run.run(arrivals(Stream("s", segments()), tasks)[:2])) == 2

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from specblock_zoo.adaptation.policies import POLICIES
+from specblock_zoo.bench.folder import measuring_into
 from specblock_zoo.cli.main import USER_ERROR, main
 from tests.support.tiny_pair import TinyFolders
 
@@ -90,3 +91,11 @@ def test_policies_of_the_configurations_exist() -> None:
     used = {name for file in CONFIGS for name in yaml.safe_load(file.read_text())["replay"]["policies"]}
     assert used <= set(POLICIES)
     assert len(CONFIGS) >= 5
+
+
+def test_two_do_not_replay_into_one_folder(
+    tiny_folders: TinyFolders, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with measuring_into(tmp_path / "out"):
+        assert run(["adapt", f"--config={CONFIGS[0]}", *small(tiny_folders, tasks, tmp_path / "out")]) == USER_ERROR
+    assert "is writing" in capsys.readouterr().err

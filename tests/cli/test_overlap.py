@@ -77,3 +77,11 @@ def test_token_ids_of_another_target_are_refused(
     assert call(*asked) == USER_ERROR
     assert "answered by the target 'other'" in capsys.readouterr().err
     assert call("--records", write(tmp_path / "r.jsonl", lines[0]), "--tasks", task) == 0
+
+
+def test_a_folder_that_cannot_be_made_is_named(task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = write(tmp_path / "a.jsonl", {"id": "a", "messages": [{"role": "user", "content": "one"}]})
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "clean.jsonl"
+    assert call("--records", answers, "--tasks", task, "--out", out) == USER_ERROR
+    assert "no folder can be made there" in capsys.readouterr().err

@@ -267,3 +267,12 @@ def test_the_default_configuration_needs_a_cache_folder_only(
         main(["fit", f"--config={config}", f"--data.cache_dir={tmp_path}", "--print_config"])
     assert ended.value.code == 0
     assert yaml.safe_load(capsys.readouterr().out)["data"]["cache_dir"] == str(tmp_path)
+
+
+def test_validate_does_not_score_a_new_drafter_where_there_is_no_last_checkpoint(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", *run_options(tiny_run, tmp_path), "--ckpt_path=last"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no last.ckpt" in said
+    assert str(tmp_path / "run") in said

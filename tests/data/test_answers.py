@@ -181,3 +181,34 @@ def test_an_unfinished_last_line_is_cut_off(tmp_path):
 def test_bad_arguments_are_refused_before_the_target_is_loaded(settings, change, error, named):
     with pytest.raises(error, match=named):
         write_answers(replace(settings, **{"target": "/nowhere", **change}))
+
+
+def test_a_file_that_is_refused_keeps_every_byte(settings, tmp_path):
+    out = tmp_path / "theirs.jsonl"
+    out.write_text('{"id": "a", "target": "other"}\n{"id": "b", "target": "other"}')
+    before = out.read_bytes()
+    with pytest.raises(ConfigurationError, match=r"theirs.jsonl:1: answered by 'other'"):
+        write_answers(replace(settings, out=str(out)))
+    assert out.read_bytes() == before
+
+
+def test_a_whole_last_record_without_its_line_end_is_kept(tmp_path):
+    out = tmp_path / "a.jsonl"
+    out.write_text('{"id": "a"}\n{"id": "b"}')
+    assert answered_ids(out) == {"a", "b"}
+    assert out.read_text() == '{"id": "a"}\n{"id": "b"}\n'
+
+
+def test_answers_are_not_appended_to_the_prompts(settings):
+    prompts = Path(settings.prompts[0])
+    before = prompts.read_bytes()
+    with pytest.raises(ConfigurationError, match="among --prompts"):
+        write_answers(replace(settings, out=str(prompts.parent / "." / prompts.name)))
+    assert prompts.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_made_is_named_before_the_target_is_loaded(settings, tmp_path):
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "a.jsonl"
+    with pytest.raises(ConfigurationError, match="no folder can be made there"):
+        write_answers(replace(settings, out=str(out), target="nowhere"))

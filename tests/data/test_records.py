@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from specblock_zoo.data.records import content_sha256, parse_record, read_records
+from specblock_zoo.data.records import content_sha256, parse_record, read_objects, read_records
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
 
 GOOD = {"id": "a", "prompt_ids": [1, 2], "answer_ids": [3], "temperature": 0.7, "finish": "eos", "target": "t"}
@@ -96,3 +96,14 @@ def test_an_edited_file_has_another_hash(tmp_path):
     before = content_sha256([file])
     write(file, {**GOOD, "answer_ids": [4]})
     assert content_sha256([file]) != before
+
+
+@pytest.mark.parametrize("bad", ['{"id": "b", "prompt": "\\ud83d"}', '{"id": "\\ud83d", "prompt": "b"}'])
+def test_half_a_character_is_refused_with_its_place_or_left_out(tmp_path, bad):
+    path = tmp_path / "r.jsonl"
+    path.write_text(f'{{"id": "a"}}\n{bad}\n{{"id": "c"}}\n')
+    with pytest.raises(BadRecordError, match=r"r.jsonl:2: not JSON"):
+        list(read_objects([path]))
+    left_out = []
+    assert [fields["id"] for _, fields in read_objects([path], left_out.append)] == ["a", "c"]
+    assert len(left_out) == 1

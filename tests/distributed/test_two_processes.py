@@ -28,7 +28,6 @@ def options(run: TinyRun, folder: Path) -> list[str]:
         "--data.batch_tokens=90",
         f"--trainer.max_steps={STEPS}",
         "--trainer.strategy=ddp",
-        "--trainer.use_distributed_sampler=false",
         "--trainer.callbacks+=tests.support.processes.NoteBatches",
         f"--trainer.callbacks.folder={folder / 'notes'}",
         "--trainer.callbacks+=specblock_zoo.bench.probe.TauProbe",

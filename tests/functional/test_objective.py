@@ -82,6 +82,21 @@ def report_of(seed, blocks=2, slots=3):
     )
 
 
+def test_parts_of_an_update_keep_the_weights_of_slots_if_min_rows_is_parted_too():
+    """What docs/scaling.md says of smaller batches: 1,400 to 250 rows, whole and as two halves, one nat a row."""
+
+    def of(rows):
+        empty = report_of(0, blocks=1, slots=len(rows[0]))
+        none = torch.zeros_like(empty.rank_loss)
+        counted = torch.tensor(rows)
+        return replace(empty, draft_loss=counted.float(), rows=counted, rank_loss=none, rank_weight=none)
+
+    whole, half = of([[1400, 800, 450, 250]]), of([[700, 400, 225, 125]])
+    total = whole.total(1.0, min_rows=1000)
+    assert torch.isclose(half.total(1.0, min_rows=500), total)
+    assert half.total(1.0, min_rows=1000) < 0.6 * total
+
+
 @few
 @given(seeds, seeds)
 def test_reports_add_up(first, second):

@@ -144,3 +144,17 @@ def test_changed_and_absent_files_are_found_by_their_hash(tmp_path: Path) -> Non
     weights.unlink()
     with pytest.raises(WeightsMismatchError, match=r"lacks model\.safetensors"):
         verify_files(listed, tmp_path)
+
+
+def test_a_strangers_entry_does_not_hang_the_reader(tmp_path: Path) -> None:
+    laughs = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    laughs += [f"a{n}: &a{n} [{', '.join(10 * [f'*a{n - 1}'])}]" for n in range(1, 9)]
+    (tmp_path / ENTRY_FILE).write_text("\n".join(laughs))
+    with pytest.raises(ConfigurationError, match="aliases are not taken"):
+        read_entry(tmp_path)
+    (tmp_path / ENTRY_FILE).write_text("# " + 100_000 * "x")
+    with pytest.raises(ConfigurationError, match="more than 100,000 bytes"):
+        read_entry(tmp_path)
+    (tmp_path / ENTRY_FILE).write_bytes("name: Stra\u00dfe".encode("latin-1"))
+    with pytest.raises(ConfigurationError, match="not YAML"):
+        read_entry(tmp_path)

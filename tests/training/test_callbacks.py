@@ -1,11 +1,13 @@
 """The drafter's folder is always whole and always loads."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 
 from specblock_zoo.errors import ConfigurationError
 from specblock_zoo.models.folders import read_tensors
@@ -190,3 +192,33 @@ def test_compiled_feed_forwards_compute_the_same_and_keep_their_names() -> None:
             torch.testing.assert_close(layer.mlp(rows), outcome[: len(rows)])
     assert list(drafter.state_dict()) == names
     assert all(layer.mlp._compiled_call_impl is not None for layer in drafter.layers)
+
+
+@pytest.mark.parametrize("average", [[], ["--config=configs/callbacks/average.yaml"]], ids=["plain", "averaged"])
+def test_the_last_updates_are_stored_and_exported_though_no_interval_ends_there(
+    tiny_run: TinyRun, tmp_path: Path, average: list[str]
+) -> None:
+    keep = [
+        "--trainer.callbacks+=specblock_zoo.training.callbacks.ExportDrafter",
+        "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
+        "--trainer.callbacks.every_n_train_steps=2",
+        "--trainer.callbacks.save_last=true",
+    ]
+    assert fit(tiny_run, tmp_path, *average, "--trainer.max_steps=3", "--trainer.max_epochs=9", *keep) == 0
+    last = stored(tmp_path, "last.ckpt")
+    assert last["global_step"] == 3
+    exported = SpecBlockDrafter.from_pretrained(tmp_path / "run" / "version_0" / "checkpoints" / "drafter")
+    name = "drafter.lm_head.weight"
+    assert torch.equal(exported.lm_head.weight, last["state_dict"][name])
+    if average:
+        assert not torch.equal(last["current_model_state"][name], last["state_dict"][name])
+
+
+def test_an_average_loaded_before_the_module_has_moved_is_where_it_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    monkeypatch.setattr(EMAWeightAveraging, "setup", lambda self, *_: built.append(self._device))
+    where = torch.device("meta")
+    trainer = SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING), strategy=SimpleNamespace(root_device=where))
+    for callback in (AverageWeights(), AverageWeights(device="cpu")):
+        callback._build(trainer, torch.nn.Linear(1, 1))
+    assert built == [where, torch.device("cpu")]

@@ -93,11 +93,11 @@ def test_a_run_that_slows_down_stops_in_time_and_keeps_what_it_has(
 def test_a_resumed_run_has_its_own_time_and_goes_on_counting(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The first run is to have 20 updates, but its clock leaps at the thirteenth.
-    ticking(monkeypatch, 0.5, leap_at=26)
+    # The first run is to have 20 updates, but its clock leaps at the eleventh.
+    ticking(monkeypatch, 0.5, leap_at=22)
     assert fit(tiny_run, tmp_path / "first", *STORING, "--trainer.callbacks.seconds=23.5") == 0
     stored = last(tmp_path / "first")
-    assert (stored["global_step"], state(stored)["total"]) == (10, 20)
+    assert (stored["global_step"], state(stored)["total"]) == (11, 20)
     ticking(monkeypatch, 0.5)
     checkpoint = tmp_path / "first" / "run" / "version_0" / "checkpoints" / "last.ckpt"
     flags = ["--trainer.callbacks.seconds=17.5", f"--ckpt_path={checkpoint}"]
@@ -131,6 +131,7 @@ def test_a_validation_between_two_updates_does_not_end_the_run_early(monkeypatch
     trainer: Any = SimpleNamespace(
         global_step=0,
         estimated_stepping_batches=10_000,
+        world_size=1,
         strategy=SimpleNamespace(broadcast=lambda given: given),
         fit_loop=SimpleNamespace(epoch_loop=loop),
         lr_scheduler_configs=[],
@@ -151,3 +152,23 @@ def test_a_validation_between_two_updates_does_not_end_the_run_early(monkeypatch
 def test_values_out_of_range_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(bad))):
         FitToTime(**{"seconds": 1.0, **bad})
+
+
+def test_the_parts_of_an_accumulated_update_are_one_update(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two parts of half a read each way: an update every two seconds, of which eleven fit.
+    ticking(monkeypatch, 0.5)
+    flags = ["--trainer.callbacks.seconds=23.5", "--trainer.accumulate_grad_batches=2"]
+    assert fit(tiny_run, tmp_path, *STORING, *flags) == 0
+    stored = last(tmp_path)
+    assert stored["global_step"] == state(stored)["total"] == 20
+    assert stored["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_tokens_of_all_processes_count() -> None:
+    timed = FitToTime(10.0)
+    strategy = SimpleNamespace(broadcast=lambda value: value)
+    trainer = SimpleNamespace(global_step=1, world_size=4, strategy=strategy)
+    timed.on_train_batch_end(trainer, None, None, {"input_ids": torch.zeros(2, 5)}, 0)
+    assert timed.tokens == 40

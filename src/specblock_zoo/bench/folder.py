@@ -22,6 +22,7 @@ from specblock_zoo.bench.records import (
     read_records,
     write_atomically,
 )
+from specblock_zoo.data.files import make_folder
 from specblock_zoo.data.locks import writing
 from specblock_zoo.errors import BadRecordError, ConfigurationError
 
@@ -99,7 +100,7 @@ class RunFolder:
             ConfigurationError: the folder holds another run; the message names every fact that differs.
             BadRecordError: a record other than a cut last line cannot be read.
         """
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         file = path / RUN_FILE
         if not file.is_file():
             if (path / RECORDS_FILE).exists():
@@ -145,7 +146,7 @@ def measuring_into(path: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: another process measures into it; the message names it.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     with writing(path / RECORDS_FILE, hint="Wait until it is done, end it, or give another --out."):
         yield
 

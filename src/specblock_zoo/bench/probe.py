@@ -93,7 +93,7 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, count: int) -> 
 def _is_task(path: Path) -> bool:
     if path.suffix == ".gz" or not path.is_file():
         return False
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         first = lines.readline()
     try:
         return "turns" in json.loads(first)

@@ -284,7 +284,7 @@ def read_records(path: Path) -> tuple[AnswerRecord, ...]:
 
 def parse_lines(path: Path, kind: type[Line]) -> Iterator[Line]:
     """Yields the JSON lines of `path` as `kind`; blank lines are skipped."""
-    with path.open(encoding="utf-8") as stream:
+    with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue

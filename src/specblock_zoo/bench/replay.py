@@ -222,7 +222,8 @@ class Replay:
         """Questions whose records and states are saved; what came after them is asked again."""
         self.out.mkdir(parents=True, exist_ok=True)
         progress, records = self.out / PROGRESS, self.out / RECORDS
-        if records.exists() and not progress.is_file():
+        # A replay that was killed at once leaves an empty one.
+        if records.exists() and records.stat().st_size and not progress.is_file():
             raise ConfigurationError(
                 f"{self.out} has {RECORDS} and no {PROGRESS}: they are not of a replay.", "Give another --out."
             )

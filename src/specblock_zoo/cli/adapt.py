@@ -15,6 +15,7 @@ from specblock_zoo.adaptation.policies import POLICIES, check_policies, drafter_
 from specblock_zoo.adaptation.saving import base_of
 from specblock_zoo.adaptation.session import AdaptiveDrafter, checked
 from specblock_zoo.adaptation.settings import AdaptationConfig
+from specblock_zoo.bench.folder import measuring_into
 from specblock_zoo.bench.records import write_atomically
 from specblock_zoo.bench.replay import Replay, Stream, arrivals, asker
 from specblock_zoo.bench.replay_plot import check_plotting, plot_replay
@@ -103,7 +104,7 @@ def adapt(
         "adaptation": json.loads(json.dumps(asdict(adaptation), default=str)),
     }
     run = Replay(stream.name, drafters, ask, Path(out), replay.save_every, facts)
-    with Progress(transient=True) as bar:
+    with measuring_into(run.out), Progress(transient=True) as bar:
         shown = bar.add_task(stream.name, total=len(every) * len(drafters))
         records = run.run(every, lambda: bar.advance(shown))
     for each in drafters.values():

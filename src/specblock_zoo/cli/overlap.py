@@ -12,7 +12,7 @@ from typing import IO, Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specblock_zoo.bench.tasks import Task, read_task
-from specblock_zoo.data.files import check_lines, replacing
+from specblock_zoo.data.files import check_lines, make_folder, replacing
 from specblock_zoo.data.overlap import RUN_WORDS, Decode, Overlap, Prompts
 from specblock_zoo.data.records import AnswerRecord, parse_fields, read_objects
 from specblock_zoo.errors import ConfigurationError, TargetMismatchError
@@ -126,7 +126,7 @@ def decoder(target: str) -> Decode:
 @contextmanager
 def writing_lines(out: Path) -> Iterator[Keep]:
     """What writes to `out`, whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     with replacing(out) as half_done:
         stream: IO[str]
         with half_done.open("w", encoding="utf-8") as stream:

@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from specblock_zoo.cli.commands import COMMANDS, add_command, call
 from specblock_zoo.data.datamodule import FeatureDataModule
 from specblock_zoo.errors import ConfigurationError
-from specblock_zoo.training.checkpoints import newest_last
+from specblock_zoo.training.checkpoints import newest_last, places_of_last
 from specblock_zoo.training.module import DrafterModule
 
 CHECKPOINT_WORDS = ("last", "best", "hpc", "registry")
@@ -43,7 +43,15 @@ class SpecBlockCLI(LightningCLI):
         self.config: Namespace = parser.parse_args(args)  # type: ignore[arg-type]  # `run` gives a list or None
         options = self.config[self.config.subcommand]
         if options.get("ckpt_path") == "last":
-            options.ckpt_path = str(newest_last(options.trainer) or "last")
+            found = newest_last(options.trainer)
+            # A first `fit` begins; Lightning would score a new drafter just as well.
+            if found is None and self.config.subcommand != "fit":
+                places = " or ".join(places_of_last(options.trainer))
+                raise ConfigurationError(
+                    f"--ckpt_path is last, and there is no last.ckpt in {places}.",
+                    "Give the checkpoint's path, or the --trainer options of the run that wrote it.",
+                )
+            options.ckpt_path = str(found or "last")
         # Lightning reads hyperparameters from the checkpoint next.
         check_checkpoint(options.get("ckpt_path"))
 
@@ -145,7 +153,11 @@ def run(argv: list[str] | None = None) -> None:
             parser_class=ZooParser,
             parser_kwargs={"description": DESCRIPTION, "prog": "specblock"},
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"plugins": [{"class_path": "specblock_zoo.training.checkpoints.WholeCheckpoints"}]},
+            trainer_defaults={
+                "plugins": [{"class_path": "specblock_zoo.training.checkpoints.WholeCheckpoints"}],
+                # The data module divides the batches among the processes itself.
+                "use_distributed_sampler": False,
+            },
             seed_everything_default=0,
             auto_configure_optimizers=False,
             args=argv,

@@ -21,9 +21,9 @@ from transformers import PreTrainedTokenizerBase
 
 from specblock_zoo.data.chat import prompt_ids
 from specblock_zoo.data.engines import Answer, AnswerEngine, Question, engine_class
-from specblock_zoo.data.files import check_lines
+from specblock_zoo.data.files import check_lines, make_folder
 from specblock_zoo.data.locks import writing
-from specblock_zoo.data.records import checked_messages, read_objects
+from specblock_zoo.data.records import checked_messages, is_object, parse_object, read_objects
 from specblock_zoo.data.settings import DTYPES, check_device
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
 from specblock_zoo.targets.local import fast_dtype, load_target
@@ -157,26 +157,35 @@ def plan_batches(prompts: Sequence[Prompt], batch_size: int, seed: int = 0) -> l
 
 
 def answered_ids(out: Path, target: str | None = None) -> set[str]:
-    """Ids of a file's records; a last line that a killed run left unfinished is cut off.
+    """Ids of a file's records; a last line that a killed run left unfinished is cut off, once the others are checked.
 
     Raises:
+        BadRecordError: another line is no record; file and line are named.
         ConfigurationError: a record names another target than this one.
     """
     if not out.exists():
         return set()
     content = out.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with out.open("r+b") as stream:
-            stream.truncate(len(whole))
+    last = content[content.rfind(b"\n") + 1 :]
+    is_whole = not last or is_object(last)
+    lines = content.splitlines() if is_whole else content.splitlines()[:-1]
     found: set[str] = set()
-    for where, fields in read_objects([out]) if whole else ():
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        fields = parse_object(line, f"{out}:{number}")
         if target is not None and fields.get("target", target) != target:
             raise ConfigurationError(
-                f"{where}: answered by {fields['target']!r}; --target is {target!r}.",
+                f"{out}:{number}: answered by {fields['target']!r}; --target is {target!r}.",
                 "Give another --out: a drafter learns one target.",
             )
         found.add(fields["id"])
+    with out.open("r+b") as stream:
+        if not is_whole:
+            stream.truncate(len(content) - len(last))
+        elif last:
+            stream.seek(0, os.SEEK_END)
+            stream.write(b"\n")
     return found
 
 
@@ -203,12 +212,14 @@ def write_answers(settings: AnswerSettings) -> int:
         MissingPackageError: an embedded target whose package is absent.
     """
     settings.check()
+    out = Path(settings.out)
+    if out.resolve() in {Path(file).resolve() for file in settings.prompts}:
+        raise ConfigurationError(f"--out {out} is among --prompts.", "Give another --out: answers are appended to it.")
+    make_folder(out.parent)
     ends = time.monotonic() + (settings.max_seconds or float("inf"))
     dtype = DTYPES[settings.dtype] if settings.dtype else fast_dtype(settings.device)
     model, tokenizer = load_target(settings.target, dtype, settings.device)
     prompts, too_long = read_prompts(settings, tokenizer)
-    out = Path(settings.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     console.print(f"{len(prompts):,} prompts ({too_long} too long)", highlight=False)
     with writing(out, hint="Wait for it, or give another --out."):

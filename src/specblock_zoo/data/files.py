@@ -17,6 +17,20 @@ TOKEN_BYTES = 8
 FCNTL: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those it lies in.
+
+    Raises:
+        ConfigurationError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise ConfigurationError(
+            f"out is {str(folder)!r}; no folder can be made there ({cause.strerror}).", "Give another --out."
+        ) from cause
+
+
 def check_lines(out: str) -> None:
     """Raises `ConfigurationError` unless a file that is written line by line has a name that says so."""
     if Path(out).suffix != ".jsonl":

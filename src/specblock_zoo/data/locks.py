@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 
+from specblock_zoo.data.files import make_folder
 from specblock_zoo.errors import ConfigurationError
 
 CACHE_HINT = "Wait for it, give each worker its own --worker, or give another --out."
@@ -20,12 +21,7 @@ def using_folder(folder: Path, alone: bool) -> Iterator[None]:
     Raises:
         ConfigurationError: somebody holds it in a way that does not allow this, or it cannot be made.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as cause:
-        raise ConfigurationError(
-            f"out is {str(folder)!r}; no folder can be made there ({cause.strerror}).", "Give another --out."
-        ) from cause
+    make_folder(folder)
     handle = os.open(folder, os.O_RDONLY)
     try:
         if not _lock(handle, folder, (LOCK_EX if alone else LOCK_SH) | LOCK_NB):

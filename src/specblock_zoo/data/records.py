@@ -98,11 +98,22 @@ def parse_object(line: bytes | str, where: str) -> dict[str, Any]:
     """
     try:
         fields = json.loads(line)
+        # Half of a character that takes two (a cut emoji) is JSON, but no text.
+        json.dumps(fields, ensure_ascii=False).encode()
     except ValueError as cause:
         raise BadRecordError(f"{where}: not JSON ({cause}).", FORM) from cause
     if not isinstance(fields, dict) or not isinstance(fields.get("id"), str) or not fields["id"]:
         raise BadRecordError(f"{where}: expected a JSON object with a string id, found {str(fields)[:60]!r}.", FORM)
     return fields
+
+
+def is_object(line: bytes) -> bool:
+    """Whether `parse_object` reads it."""
+    try:
+        parse_object(line, "")
+    except BadRecordError:
+        return False
+    return True
 
 
 def parse_record(line: bytes | str, where: str) -> AnswerRecord:

@@ -14,6 +14,7 @@ from specblock_zoo.models.registry import DEFAULT_KIND, DRAFTERS
 
 ENTRY_FILE = "entry.yaml"
 ENTRY_VERSION: Literal[2] = 2
+MOST_BYTES = 100_000
 """Of the fields below. Version 1 had none of `entry_version`, `reported`, `plan` and `repository_revision`."""
 NAME_PATTERN = re.compile(r"specblock-([a-z0-9]+(?:[.-][a-z0-9]+)*)\.(?:k(\d+)m(\d+)|([a-z][a-z0-9]*))-([a-z0-9]+)")
 
@@ -224,6 +225,16 @@ class ZooEntry(Record):
         return self
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses aliases: a few lines of them stand for more than fits into any memory."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.YAMLError(f"aliases are not taken (line {mark.line + 1})")
+        return super().compose_node(parent, index)
+
+
 def read_entry(folder: Path) -> ZooEntry:
     """Reads `folder/entry.yaml`.
 
@@ -232,10 +243,15 @@ def read_entry(folder: Path) -> ZooEntry:
     """
     path = folder / ENTRY_FILE
     try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # One byte more than it may have tells a file that is too long.
+        with path.open("rb") as stream:
+            text = stream.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ConfigurationError(f"{path} has more than {MOST_BYTES:,} bytes.", "An entry is a page of text.")
+        fields = yaml.load(text, _PlainLoader)
     except FileNotFoundError as error:
         raise ConfigurationError(f"{folder} has no {ENTRY_FILE}.", "Name a folder of the zoo.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not YAML: {error}", "Correct the file.") from error
     return parse_entry(fields, str(path))
 

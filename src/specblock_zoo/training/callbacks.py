@@ -45,8 +45,23 @@ def save_folder(
         stale.unlink()
 
 
+def store_rest(trainer: Trainer) -> None:
+    """Stores the updates after the last regular checkpoint where `save_last` asks for the last one.
+
+    Lightning does so only for runs that have stored none; a schedule would miss its end.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if not isinstance(callback, ModelCheckpoint) or not (callback.save_last and callback.last_model_path):
+            continue
+        if callback._last_global_step_saved != trainer.global_step:
+            callback._last_global_step_saved = trainer.global_step
+            trainer.save_checkpoint(callback.last_model_path, callback.save_weights_only)
+
+
 class ExportDrafter(Callback):
     """Saves drafters of checkpoints in Hugging Face format beside them, and says at the end which one lies there.
+
+    Before that, it sees to it that the last checkpoint is of the last update (`store_rest`).
 
     Args:
         which: `last` is the drafter of the newest checkpoint; `best` is that of the best one by the monitor of the
@@ -109,6 +124,9 @@ class ExportDrafter(Callback):
             weights = averages[0].drafter_weights() if averages else None
             save_folder(cast(PreTrainedModel, pl_module.drafter), self.destination(trainer), weights)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        store_rest(trainer)
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.step is not None:
             source = self._source(trainer)
@@ -158,6 +176,11 @@ class AverageWeights(EMAWeightAveraging):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_epoch_end(trainer, pl_module)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The average takes the place of the weights here, which a checkpoint must tell apart.
+        store_rest(trainer)
+        super().on_train_end(trainer, pl_module)
+
     def drafter_weights(self) -> dict[str, Tensor] | None:
         """The averaged state dict of the drafter; None before training."""
         average: Any = self._average_model
@@ -165,6 +188,8 @@ class AverageWeights(EMAWeightAveraging):
 
     def _build(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._average_model is None and trainer.state.fn == TrainerFn.FITTING:
+            # A checkpoint is loaded before the module comes to its device.
+            self._device = self._device or trainer.strategy.root_device
             super().setup(trainer, pl_module, "fit")
 
 

@@ -39,23 +39,34 @@ def newest_last(trainer: Mapping[str, Any]) -> Path | None:
     Args:
         trainer: the trainer's options as parsed: `logger`, `callbacks`, `default_root_dir`.
     """
-    found = [file for folder in _folders(trainer) for file in folder.glob("last*.ckpt")]
+    found = [
+        file
+        for folder, versions in _folders(trainer)
+        for place in (folder.glob(versions) if versions else [folder])
+        for file in place.glob("last*.ckpt")
+    ]
     return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
 
 
-def _folders(trainer: Mapping[str, Any]) -> Iterable[Path]:
+def places_of_last(trainer: Mapping[str, Any]) -> list[str]:
+    """Where `newest_last` looks."""
+    return [str(folder / versions) for folder, versions in _folders(trainer)]
+
+
+def _folders(trainer: Mapping[str, Any]) -> Iterable[tuple[Path, str]]:
+    """Folders of checkpoints, each with the pattern of the folders in it that are meant, or nothing for itself."""
     for callback in _listed(trainer.get("callbacks")):
         if folder := _arguments(callback).get("dirpath"):
-            yield Path(folder)
+            yield Path(folder), ""
     root = Path(trainer.get("default_root_dir") or ".")
-    yield root / "checkpoints"
+    yield root / "checkpoints", ""
     if trainer.get("logger") is False:
         return
     # Lightning takes none for its default.
     for logger in _listed(True if trainer.get("logger") is None else trainer["logger"]):
         named = _arguments(logger)
         save_dir = Path(named.get("save_dir") or root)
-        yield from (save_dir / str(named.get("name") or "lightning_logs")).glob("*/checkpoints")
+        yield save_dir / str(named.get("name") or "lightning_logs"), "*/checkpoints"
 
 
 def _listed(value: Any) -> list[Any]:

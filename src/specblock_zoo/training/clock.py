@@ -45,7 +45,7 @@ class FitToTime(Callback):
         self.tokens = 0
         self.total: int | None = None
         self._since: tuple[float, int] | None = None
-        self._begun = 0
+        self._begun, self._judged = 0, 0
         self._most = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,14 +58,19 @@ class FitToTime(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begun, self._most = trainer.global_step, int(trainer.estimated_stepping_batches)
+        self._judged = self._begun
         if self.total is not None:
             self._size(trainer, pl_module, self.total)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.tokens += batch["input_ids"].numel()
+        self.tokens += batch["input_ids"].numel() * trainer.world_size
         updates = trainer.global_step
+        if updates == self._judged:
+            # A part of an accumulated update.
+            return
+        self._judged = updates
         fresh = updates - self._begun
         # One clock for all processes: they must stop at the same update.
         now, left = trainer.strategy.broadcast((time.monotonic(), self.ends - time.monotonic()))
