@@ -2,6 +2,8 @@
 
 import csv
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from specblock_zoo.cli.plan import target_shapes
 from specblock_zoo.cli.train import SpecBlockCLI
 from specblock_zoo.models.specblock import SpecBlockDrafter
 from specblock_zoo.targets.registry import family_of
+from specblock_zoo.training.methods import METHODS
 from tests.support import REPOSITORY
 from tests.support.fit import QUIET, fit, run_options
 from tests.support.tiny import TinyRun, build_tiny_cache, save_tiny_target
@@ -276,3 +279,34 @@ def test_validate_does_not_score_a_new_drafter_where_there_is_no_last_checkpoint
     said = capsys.readouterr().err
     assert "there is no last.ckpt" in said
     assert str(tmp_path / "run") in said
+
+
+@pytest.mark.parametrize("changed", ["--data.batch_tokens=300", "--data.seed=1", "--data.val_fraction=0.2"])
+def test_a_run_is_not_gone_on_with_on_other_batches(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: str
+) -> None:
+    assert fit(tiny_run, tmp_path, "--trainer.max_steps=1", *CHECKPOINT) == 0
+    last = checkpoints(tmp_path) / "last.ckpt"
+    assert fit(tiny_run, tmp_path / "on", "--trainer.max_steps=2", changed, f"--ckpt_path={last}") == 2
+    name, _, value = changed.removeprefix("--data.").partition("=")
+    assert f"{name} is {value} here and" in capsys.readouterr().err
+    assert main(["validate", *run_options(tiny_run, tmp_path / "scored"), changed, f"--ckpt_path={last}"]) == 0
+
+
+def test_a_run_from_a_drafter_goes_on_without_it(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fit(tiny_run, tmp_path / "first", "--trainer.max_steps=1", *CHECKPOINT) == 0
+    folder = checkpoints(tmp_path / "first") / "drafter"
+    own = [f"--model.initialise={folder}", *CHECKPOINT]
+    assert fit(tiny_run, tmp_path / "second", "--trainer.max_steps=1", *own) == 0
+    shutil.rmtree(folder)
+
+    def again(*_: object) -> None:
+        raise AssertionError("started from the target again")
+
+    monkeypatch.setitem(METHODS, "specblock", replace(METHODS["specblock"], initialise=again))
+    for run in ("first", "second"):
+        last = f"--ckpt_path={checkpoints(tmp_path / run) / 'last.ckpt'}"
+        assert fit(tiny_run, tmp_path / f"{run} on", "--trainer.max_steps=2", last) == 0
+        assert main(["validate", *run_options(tiny_run, tmp_path / f"{run} scored"), last]) == 0

@@ -4,10 +4,11 @@ import pytest
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 
 from specblock_zoo.data.datamodule import FeatureDataModule
 from specblock_zoo.data.sources import SourceSettings
-from specblock_zoo.errors import CorruptCacheError
+from specblock_zoo.errors import ConfigurationError, CorruptCacheError
 from tests.support.cached import make_cache
 
 LENGTHS = [3 + (i * 37) % 29 for i in range(30)]
@@ -137,7 +138,7 @@ class Recorder(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def train(cache_dir, folder, max_steps, resume=None):
+def train(cache_dir, folder, max_steps, resume=None, **changes):
     module = Recorder()
     trainer = Trainer(
         default_root_dir=folder,
@@ -149,7 +150,7 @@ def train(cache_dir, folder, max_steps, resume=None):
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    data = FeatureDataModule(cache_dir, batch_tokens=70, val_fraction=0.2)
+    data = FeatureDataModule(cache_dir, **{"batch_tokens": 70, "val_fraction": 0.2, **changes})
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True if resume else None)
     return module.fed
 
@@ -164,3 +165,36 @@ def test_a_resumed_run_is_fed_what_the_uninterrupted_one_would_have_been(cache_d
     second = train(cache_dir, tmp_path / "part", -1, resume=tmp_path / "part" / "last.ckpt")
     assert len(first) == steps
     assert first + second == whole
+
+
+@QUIET
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batch_tokens": 35}, "batch_tokens is 35 here and 70 in the checkpoint"),
+        ({"seed": 1}, "seed is 1 here and 0 in the checkpoint"),
+        ({"val_fraction": 0.5}, "val_fraction is 0.5 here and 0.2 in the checkpoint"),
+        ({"max_length": 8}, "max_length is 8 here and None in the checkpoint"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_batches(cache_dir, tmp_path, changes, said):
+    train(cache_dir, tmp_path, 2)
+    with pytest.raises(ConfigurationError, match=said):
+        train(cache_dir, tmp_path / "on", -1, resume=tmp_path / "last.ckpt", **changes)
+
+
+def test_a_run_is_not_resumed_by_another_number_of_processes(cache_dir):
+    data = data_module(cache_dir)
+    stored = data.state_dict()
+    data.trainer = SimpleNamespace(world_size=2, global_rank=0, state=SimpleNamespace(fn=TrainerFn.FITTING))
+    with pytest.raises(ConfigurationError, match="processes is 2 here and 1 in the checkpoint"):
+        data.load_state_dict(stored)
+
+
+@QUIET
+def test_a_checkpoint_that_does_not_know_its_batches_still_loads(cache_dir, tmp_path):
+    train(cache_dir, tmp_path, 2)
+    stored = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    del stored["FeatureDataModule"]
+    torch.save(stored, tmp_path / "old.ckpt")
+    assert train(cache_dir, tmp_path, 4, resume=tmp_path / "old.ckpt")

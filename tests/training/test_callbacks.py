@@ -194,14 +194,15 @@ def test_compiled_feed_forwards_compute_the_same_and_keep_their_names() -> None:
     assert all(layer.mlp._compiled_call_impl is not None for layer in drafter.layers)
 
 
+@pytest.mark.parametrize("every", [2, 9])
 @pytest.mark.parametrize("average", [[], ["--config=configs/callbacks/average.yaml"]], ids=["plain", "averaged"])
 def test_the_last_updates_are_stored_and_exported_though_no_interval_ends_there(
-    tiny_run: TinyRun, tmp_path: Path, average: list[str]
+    tiny_run: TinyRun, tmp_path: Path, average: list[str], every: int
 ) -> None:
     keep = [
         "--trainer.callbacks+=specblock_zoo.training.callbacks.ExportDrafter",
         "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
-        "--trainer.callbacks.every_n_train_steps=2",
+        f"--trainer.callbacks.every_n_train_steps={every}",
         "--trainer.callbacks.save_last=true",
     ]
     assert fit(tiny_run, tmp_path, *average, "--trainer.max_steps=3", "--trainer.max_epochs=9", *keep) == 0

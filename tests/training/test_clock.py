@@ -157,7 +157,7 @@ def test_values_out_of_range_are_refused(bad: dict[str, float]) -> None:
 def test_the_parts_of_an_accumulated_update_are_one_update(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Two parts of half a read each way: an update every two seconds, of which eleven fit.
+    # The clock is read at whole updates, so one takes a second here: 23 fit, 20 is the last multiple of 5.
     ticking(monkeypatch, 0.5)
     flags = ["--trainer.callbacks.seconds=23.5", "--trainer.accumulate_grad_batches=2"]
     assert fit(tiny_run, tmp_path, *STORING, *flags) == 0

@@ -4,6 +4,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -66,6 +67,14 @@ class SpecBlockCLI(LightningCLI):
             asked = {key: value for key, value in given.items() if value != unsaid.get(key)}
             # Scoring a checkpoint is not going on with its run: there its own settings are all that can be meant.
             note_kept(asked if name == "fit" else {}, kept, given)
+
+    def before_fit(self) -> None:
+        """Tells the module which drafter a checkpoint brings; Lightning loads it after the drafter was built."""
+        path = self.config[self.config.subcommand].get("ckpt_path")
+        if path and Path(path).is_file():
+            self.model.stored_config = torch.load(path, "cpu", weights_only=True, mmap=True).get("drafter_config")
+
+    before_validate = before_fit
 
     def _set_seed(self) -> None:
         if self.subcommand not in COMMANDS:

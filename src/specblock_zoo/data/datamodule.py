@@ -2,8 +2,10 @@
 
 import warnings
 from functools import cached_property
+from typing import Any
 
 from lightning import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from specblock_zoo.data.batches import LengthGroupedBatches
@@ -101,6 +103,32 @@ class FeatureDataModule(LightningDataModule):
                 batch_sampler=batches,
                 collate_fn=self.source.batch,
                 num_workers=self.source_settings.num_workers,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides which batch comes when."""
+        facts = {name: getattr(self, name) for name in ("seed", "batch_tokens", "val_fraction", "max_length")}
+        processes = self.trainer.world_size if self.trainer else 1
+        return facts | {"processes": processes, "training sequences": len(self.train_set)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuses to go on with a run whose batches were others: what was seen and what was not would be mixed up.
+
+        Raises:
+            ConfigurationError: the message names what differs.
+        """
+        if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        own = self.state_dict()
+        differing = [
+            f"{name} is {own[name]} here and {value} in the checkpoint"
+            for name, value in state_dict.items()
+            if own.get(name) != value
+        ]
+        if differing:
+            raise ConfigurationError(
+                f"The run that the checkpoint is of had other batches: {'; '.join(differing)}.",
+                "Give its --data options and processes, or begin a run from its drafter: --model.initialise=FOLDER.",
             )
 
     def teardown(self, stage: str) -> None:

@@ -48,14 +48,19 @@ def save_folder(
 def store_rest(trainer: Trainer) -> None:
     """Stores the updates after the last regular checkpoint where `save_last` asks for the last one.
 
-    Lightning does so only for runs that have stored none; a schedule would miss its end.
+    Lightning does so only for runs that have stored none, and after an average took the place of the weights; a
+    schedule would miss its end.
     """
     for callback in trainer.checkpoint_callbacks:
-        if not isinstance(callback, ModelCheckpoint) or not (callback.save_last and callback.last_model_path):
+        if not isinstance(callback, ModelCheckpoint) or not callback.save_last:
             continue
-        if callback._last_global_step_saved != trainer.global_step:
+        if callback._last_global_step_saved == trainer.global_step:
+            continue
+        if callback.last_model_path:
             callback._last_global_step_saved = trainer.global_step
             trainer.save_checkpoint(callback.last_model_path, callback.save_weights_only)
+        else:
+            callback._save_last_checkpoint(trainer, callback._monitor_candidates(trainer))
 
 
 class ExportDrafter(Callback):

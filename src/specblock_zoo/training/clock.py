@@ -19,7 +19,8 @@ class FitToTime(Callback):
     cosine are sized anew. The trainer's own end stays the most there may be. A resumed run has the time given to
     it, not what the interrupted one had left; one that had come to its end stays there.
 
-    Logs `seen_tokens`, padding included, beside every validation: the axis of a learning curve.
+    Logs `seen_tokens`, padding included, beside every validation: the axis of a learning curve. Each process is taken
+    to see as many as the first.
 
     Args:
         seconds: of the run, from the moment this callback is made (before data and target are read).

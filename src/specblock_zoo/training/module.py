@@ -136,6 +136,8 @@ class DrafterModule(LightningModule):
         self.adamw = adamw
         self.drafter = None  # type: ignore[assignment]  # built in setup, before anything else reads it
         self.seed = torch.initial_seed()
+        # Of the drafter in a checkpoint that is about to be loaded: it brings its own weights.
+        self.stored_config: dict[str, Any] | None = None
 
     def setup(self, stage: str) -> None:
         """Reads parts of the target, checks that the cache is its own, builds the drafter, keeps what losses need."""
@@ -222,14 +224,14 @@ class DrafterModule(LightningModule):
     @property
     def _copied_layers(self) -> int:
         """How many of the target's last layers a new drafter may be started from."""
-        if self.initialise != "target":
+        if self.initialise != "target" or self.stored_config is not None:
             return 0
         kind = registry.kind_of(self.drafter_options.get("model_type", registry.DEFAULT_KIND)).config
         return int(self.drafter_options.get("num_hidden_layers", kind.num_hidden_layers))
 
     def _new_drafter(self, target: PreTrainedModel, data: FeatureDataModule, vocab: VocabMap) -> PretrainedDrafter:
         manifest = data.manifest
-        if self.initialise not in ("target", "scratch"):
+        if self.initialise not in ("target", "scratch") and self.stored_config is None:
             return self._stored_drafter(Path(self.initialise))
         facts = {
             "tap_layers": list(manifest.fingerprint.tap_layers),
@@ -240,12 +242,14 @@ class DrafterModule(LightningModule):
             "tokenizer_hash": manifest.fingerprint.tokenizer_sha256,
             "vocab_coverage": vocab.coverage,
         }
-        config = drafter_config(target.config, facts, self.drafter_options)
+        if self.initialise in ("target", "scratch") or self.stored_config is None:
+            config = drafter_config(target.config, facts, self.drafter_options)
+        else:
+            config = registry.read_config(self.stored_config)
         drafter = registry.kind_of(config.model_type).model(config)
         drafter.d2t.copy_(vocab.d2t)
         drafter.t2d.copy_(vocab.t2d)
-        # A checkpoint about to be loaded brings its own weights.
-        if self.initialise == "target" and not self.trainer.ckpt_path:
+        if self.initialise == "target" and self.stored_config is None:
             drafter.attach(family_of(target.config).embedding_weight(target))
             METHODS[config.model_type].initialise(drafter, target, data.train_dataloader())
         return drafter
