@@ -167,6 +167,12 @@ def test_a_checkpoint_of_another_vocabulary_ends_with_exit_code_two(
     flags = ["--trainer.max_steps=2", f"--data.cache_dir={other}", f"--ckpt_path={checkpoints(tmp_path) / 'last.ckpt'}"]
     assert fit(tiny_run, tmp_path / "again", *flags) == 2
     assert "draft_vocab_size is 48 there and 40 here" in capsys.readouterr().err
+    # A run from a drafter's folder, which is not read again.
+    own = [f"--model.initialise={checkpoints(tmp_path) / 'drafter'}", *CHECKPOINT]
+    assert fit(tiny_run, tmp_path / "own", "--trainer.max_steps=1", *own) == 0
+    flags[-1] = f"--ckpt_path={checkpoints(tmp_path / 'own') / 'last.ckpt'}"
+    assert fit(tiny_run, tmp_path / "own again", *flags) == 2
+    assert "draft_vocab_size is 48 there and 40 here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -310,3 +316,9 @@ def test_a_run_from_a_drafter_goes_on_without_it(
         last = f"--ckpt_path={checkpoints(tmp_path / run) / 'last.ckpt'}"
         assert fit(tiny_run, tmp_path / f"{run} on", "--trainer.max_steps=2", last) == 0
         assert main(["validate", *run_options(tiny_run, tmp_path / f"{run} scored"), last]) == 0
+
+
+def test_the_data_module_alone_divides_batches_among_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["use_distributed_sampler"] is False

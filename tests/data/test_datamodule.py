@@ -191,6 +191,14 @@ def test_a_run_is_not_resumed_by_another_number_of_processes(cache_dir):
         data.load_state_dict(stored)
 
 
+def test_a_run_is_not_resumed_with_as_many_sequences_of_other_lengths(cache_dir, tmp_path):
+    make_cache(tmp_path, [length + 1 for length in LENGTHS], shard_size=7)
+    other = data_module(str(tmp_path))
+    other.trainer = SimpleNamespace(world_size=1, global_rank=0, state=SimpleNamespace(fn=TrainerFn.FITTING))
+    with pytest.raises(ConfigurationError, match=r"batches: training tokens is \d+ here and \d+ in the checkpoint"):
+        other.load_state_dict(data_module(cache_dir).state_dict())
+
+
 @QUIET
 def test_a_checkpoint_that_does_not_know_its_batches_still_loads(cache_dir, tmp_path):
     train(cache_dir, tmp_path, 2)

@@ -109,7 +109,12 @@ class FeatureDataModule(LightningDataModule):
         """What decides which batch comes when."""
         facts = {name: getattr(self, name) for name in ("seed", "batch_tokens", "val_fraction", "max_length")}
         processes = self.trainer.world_size if self.trainer else 1
-        return facts | {"processes": processes, "training sequences": len(self.train_set)}
+        lengths = self.train_set.lengths
+        return facts | {
+            "processes": processes,
+            "training sequences": len(lengths),
+            "training tokens": int(sum(lengths)),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuses to go on with a run whose batches were others: what was seen and what was not would be mixed up.

@@ -245,7 +245,9 @@ class DrafterModule(LightningModule):
         if self.initialise in ("target", "scratch") or self.stored_config is None:
             config = drafter_config(target.config, facts, self.drafter_options)
         else:
-            config = registry.read_config(self.stored_config)
+            # Sized by the cache, so that another one is refused in words when the checkpoint is loaded.
+            sizes = {name: facts[name] for name in ("tap_layers", "draft_vocab_size")}
+            config = registry.read_config(self.stored_config | sizes)
         drafter = registry.kind_of(config.model_type).model(config)
         drafter.d2t.copy_(vocab.d2t)
         drafter.t2d.copy_(vocab.t2d)
