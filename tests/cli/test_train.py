@@ -66,11 +66,14 @@ def test_the_loss_falls_on_a_repeated_batch_and_validation_is_logged(tiny_run: T
         assert all(0 <= value <= 1 for value in rows(tmp_path, name))
 
 
-@pytest.fixture(scope="module")
-def whole_and_resumed(tiny_run: TinyRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=["--trainer.max_epochs=-1", "--trainer.max_epochs=20"])
+def whole_and_resumed(
+    request: pytest.FixtureRequest, tiny_run: TinyRun, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """Runs of eight updates, one uninterrupted, one resumed after the fifth, in the middle of an epoch of three."""
     folder = tmp_path_factory.mktemp("resumed")
     flags = ["--trainer.max_steps=8", "--data.batch_tokens=120", "--trainer.check_val_every_n_epoch=2", *CHECKPOINT]
+    flags.append(request.param)
     assert fit(tiny_run, folder / "whole", *flags) == 0
     middle = checkpoints(folder / "whole") / "step=5.ckpt"
     assert fit(tiny_run, folder / "resumed", *flags, f"--ckpt_path={middle}") == 0

@@ -199,6 +199,14 @@ def test_a_whole_last_record_without_its_line_end_is_kept(tmp_path):
     assert out.read_text() == '{"id": "a"}\n{"id": "b"}\n'
 
 
+def test_a_file_of_something_else_is_not_emptied(tmp_path):
+    out = tmp_path / "notes.jsonl"
+    out.write_text("my notes, one line")
+    with pytest.raises(BadRecordError, match=r"notes.jsonl: the last line is no record"):
+        answered_ids(out)
+    assert out.read_text() == "my notes, one line"
+
+
 def test_answers_are_not_appended_to_the_prompts(settings):
     prompts = Path(settings.prompts[0])
     before = prompts.read_bytes()

@@ -6,7 +6,16 @@ import pytest
 import yaml
 
 from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
-from specblock_zoo.hub.entry import ENTRY_FILE, NameParts, hash_files, parse_name, read_entry, verify_files, write_entry
+from specblock_zoo.hub.entry import (
+    ENTRY_FILE,
+    ENTRY_VERSION,
+    NameParts,
+    hash_files,
+    parse_name,
+    read_entry,
+    verify_files,
+    write_entry,
+)
 from tests.support.measured import entry
 
 
@@ -147,13 +156,20 @@ def test_changed_and_absent_files_are_found_by_their_hash(tmp_path: Path) -> Non
 
 
 def test_a_strangers_entry_does_not_hang_the_reader(tmp_path: Path) -> None:
-    laughs = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    laughs = [f"entry_version: {ENTRY_VERSION}", "a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     laughs += [f"a{n}: &a{n} [{', '.join(10 * [f'*a{n - 1}'])}]" for n in range(1, 9)]
     (tmp_path / ENTRY_FILE).write_text("\n".join(laughs))
     with pytest.raises(ConfigurationError, match="aliases are not taken"):
         read_entry(tmp_path)
     (tmp_path / ENTRY_FILE).write_text("# " + 100_000 * "x")
     with pytest.raises(ConfigurationError, match="more than 100,000 bytes"):
+        read_entry(tmp_path)
+    for text in (20_000 * "[", "name: 2001-99-99"):
+        (tmp_path / ENTRY_FILE).write_text(text)
+        with pytest.raises(ConfigurationError, match="not YAML"):
+            read_entry(tmp_path)
+    (tmp_path / ENTRY_FILE).write_text(f"entry_version: {ENTRY_VERSION}\nname: !!binary /w==")
+    with pytest.raises(ConfigurationError, match="text, numbers and lists"):
         read_entry(tmp_path)
     (tmp_path / ENTRY_FILE).write_bytes("name: Stra\u00dfe".encode("latin-1"))
     with pytest.raises(ConfigurationError, match="not YAML"):

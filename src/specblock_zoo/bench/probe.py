@@ -97,5 +97,5 @@ def _is_task(path: Path) -> bool:
         first = lines.readline()
     try:
         return "turns" in json.loads(first)
-    except ValueError:
+    except (ValueError, TypeError):
         return False

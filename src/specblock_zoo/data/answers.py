@@ -156,11 +156,15 @@ def plan_batches(prompts: Sequence[Prompt], batch_size: int, seed: int = 0) -> l
     return batches
 
 
+BEGINNING = b'{"id"'
+"""Of every line that is written; what begins otherwise is somebody else's."""
+
+
 def answered_ids(out: Path, target: str | None = None) -> set[str]:
     """Ids of a file's records; a last line that a killed run left unfinished is cut off, once the others are checked.
 
     Raises:
-        BadRecordError: another line is no record; file and line are named.
+        BadRecordError: another line is no record, file and line are named; or the last one is no part of one.
         ConfigurationError: a record names another target than this one.
     """
     if not out.exists():
@@ -168,6 +172,8 @@ def answered_ids(out: Path, target: str | None = None) -> set[str]:
     content = out.read_bytes()
     last = content[content.rfind(b"\n") + 1 :]
     is_whole = not last or is_object(last)
+    if not is_whole and not (last.startswith(BEGINNING) or BEGINNING.startswith(last)):
+        raise BadRecordError(f"{out}: the last line is no record that was cut off.", "Give another --out.")
     lines = content.splitlines() if is_whole else content.splitlines()[:-1]
     found: set[str] = set()
     for number, line in enumerate(lines, start=1):

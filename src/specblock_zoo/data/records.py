@@ -100,7 +100,7 @@ def parse_object(line: bytes | str, where: str) -> dict[str, Any]:
         fields = json.loads(line)
         # Half of a character that takes two (a cut emoji) is JSON, but no text.
         json.dumps(fields, ensure_ascii=False).encode()
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise BadRecordError(f"{where}: not JSON ({cause}).", FORM) from cause
     if not isinstance(fields, dict) or not isinstance(fields.get("id"), str) or not fields["id"]:
         raise BadRecordError(f"{where}: expected a JSON object with a string id, found {str(fields)[:60]!r}.", FORM)

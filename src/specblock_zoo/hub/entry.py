@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 import yaml
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError, model_validator
+from pydantic_core import PydanticSerializationError
 
 from specblock_zoo.bench.records import Count, PositiveCount, Record, Share, describe, write_atomically
 from specblock_zoo.errors import ConfigurationError, WeightsMismatchError
@@ -251,7 +252,7 @@ def read_entry(folder: Path) -> ZooEntry:
         fields = yaml.load(text, _PlainLoader)
     except FileNotFoundError as error:
         raise ConfigurationError(f"{folder} has no {ENTRY_FILE}.", "Name a folder of the zoo.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is not YAML: {error}", "Correct the file.") from error
     return parse_entry(fields, str(path))
 
@@ -274,6 +275,8 @@ def parse_entry(fields: object, where: str) -> ZooEntry:
         return ZooEntry.model_validate_json(TypeAdapter(object).dump_json(fields))
     except ValidationError as error:
         raise ConfigurationError(f"{where}: {describe(error)}.", "Correct the named fields.") from error
+    except PydanticSerializationError as error:
+        raise ConfigurationError(f"{where}: {error}.", "An entry holds text, numbers and lists.") from error
 
 
 def write_entry(entry: ZooEntry, folder: Path) -> Path:

@@ -187,7 +187,11 @@ class DrafterModule(LightningModule):
         norms = [parameter for parameter in self.drafter.parameters() if parameter.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": norms, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas)
-        schedule = warmup_cosine(optimizer, self.trainer.estimated_stepping_batches, settings.warmup_fraction)
+        total = self.trainer.estimated_stepping_batches
+        # With a bound on epochs, that has set the training data up. Lightning restores the place in it where it sets it
+        # up after a checkpoint was read, and would not do so again: a resumed run would begin its pass anew.
+        self.trainer.fit_loop._combined_loader = None
+        schedule = warmup_cosine(optimizer, total, settings.warmup_fraction)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
