@@ -36,6 +36,11 @@ def test_every_family_judges_trees(family: str, dtype: torch.dtype) -> None:
     assert form_of(model) is Form.ADDITIVE
 
 
+def test_a_vocabulary_smaller_than_the_probe_is_asked_too() -> None:
+    model = target_of("llama", vocab_size=3, bos_token_id=0, pad_token_id=0)
+    assert form_of(model) is Form.ADDITIVE
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_masks_that_are_not_heeded_are_noticed(family: str) -> None:
     assert tree_deviation(target_of(family), Form.CAUSAL) > 2 * modes.LOW_PRECISION_TOLERANCE
@@ -50,8 +55,8 @@ def test_one_node_that_rounding_sends_elsewhere_is_forgiven(
 ) -> None:
     read = modes._read_alone
 
-    def disturbed(model: PreTrainedModel, prefix: torch.Tensor) -> torch.Tensor:
-        logits = read(model, prefix)
+    def disturbed(model: PreTrainedModel, prefix: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+        logits = read(model, prefix, tokens)
         logits[:nodes] = logits[:nodes].flip(-1)
         return logits
 

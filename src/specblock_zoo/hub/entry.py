@@ -247,11 +247,12 @@ def read_entry(folder: Path) -> ZooEntry:
         # One byte more than it may have tells a file that is too long.
         with path.open("rb") as stream:
             text = stream.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise ConfigurationError(f"{path} has more than {MOST_BYTES:,} bytes.", "An entry is a page of text.")
-        fields = yaml.load(text, _PlainLoader)
     except FileNotFoundError as error:
         raise ConfigurationError(f"{folder} has no {ENTRY_FILE}.", "Name a folder of the zoo.") from error
+    if len(text) > MOST_BYTES:
+        raise ConfigurationError(f"{path} has more than {MOST_BYTES:,} bytes.", "An entry is a page of text.")
+    try:
+        fields = yaml.load(text, _PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is not YAML: {error}", "Correct the file.") from error
     return parse_entry(fields, str(path))

@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from specblock_zoo.functional.tree import ROOT, Node, flatten, path_to
 from specblock_zoo.inference.attention import GROUPED_SDPA
 from specblock_zoo.inference.verify import Form, Prompt, Verifier
 from specblock_zoo.targets.identity import config_sha256
+from specblock_zoo.targets.registry import family_of
 
 FORMS: dict[str, Form] = {
     "sdpa": Form.ADDITIVE,
@@ -93,21 +94,24 @@ def tree_deviation(model: PreTrainedModel, form: Form) -> float:
     depths: list[int] = []
     for parent in PROBE_PARENTS:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
-    nodes = zip(PROBE_TOKENS, PROBE_PARENTS, depths, strict=True)
+    # Small vocabularies are for tests; which tokens they are hardly matters.
+    vocab = len(family_of(model.config).embedding_weight(model))
+    prefix_ids, tokens = ([token % vocab for token in each] for each in (PROBE_PREFIX, PROBE_TOKENS))
+    nodes = zip(tokens, PROBE_PARENTS, depths, strict=True)
     tree = flatten([Node(token, parent, 0.0, 0, 0, 0, depth) for token, parent, depth in nodes])
-    prefix = torch.tensor([PROBE_PREFIX], device=model.device)
+    prefix = torch.tensor([prefix_ids], device=model.device)
     verifier = Verifier(model, (0,), DynamicCache(), form)
     verifier.read(Prompt(prefix[:, :-1], None, torch.arange(prefix.shape[1] - 1, device=model.device)[None]))
-    judged = verifier.judge([PROBE_PREFIX[-1]], [tree]).logits[0].float()
-    alone = _read_alone(model, prefix).float()
+    judged = verifier.judge([prefix_ids[-1]], [tree]).logits[0].float()
+    alone = _read_alone(model, prefix, tokens).float()
     spread = alone.std().clamp_min(torch.finfo(torch.float32).tiny)
     deviations = ((judged - alone).abs().mean(-1) / spread).nan_to_num(nan=torch.inf)
     return float(deviations.topk(1 if model.dtype in TOLERANCES else 2).values[-1])
 
 
-def _read_alone(model: PreTrainedModel, prefix: Tensor) -> Tensor:
+def _read_alone(model: PreTrainedModel, prefix: Tensor, tokens: Sequence[int]) -> Tensor:
     """Logits at the end of each path `[nodes + 1, vocab]`; what stands behind an end is filling, nobody looks ahead."""
-    paths = [[PROBE_TOKENS[each] for each in path_to(PROBE_PARENTS, node)] for node in range(ROOT, len(PROBE_TOKENS))]
+    paths = [[tokens[each] for each in path_to(PROBE_PARENTS, node)] for node in range(ROOT, len(tokens))]
     longest = max(map(len, paths))
     filled = prefix.new_tensor([path + (longest - len(path)) * [0] for path in paths])
     logits = model(input_ids=torch.cat((prefix.expand(len(paths), -1), filled), dim=1), use_cache=False).logits
