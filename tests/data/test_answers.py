@@ -207,6 +207,14 @@ def test_a_file_of_something_else_is_not_emptied(tmp_path):
     assert out.read_text() == "my notes, one line"
 
 
+def test_a_repeated_id_is_refused_and_nothing_is_cut(tmp_path):
+    out = tmp_path / "a.jsonl"
+    out.write_text('{"id": "a"}\n{"id": "a"}\n{"id": "b", "ans')
+    with pytest.raises(BadRecordError, match=r"a.jsonl:2: the id 'a' was used at \S+a.jsonl:1"):
+        answered_ids(out)
+    assert out.read_text().endswith('{"id": "b", "ans')
+
+
 def test_answers_are_not_appended_to_the_prompts(settings):
     prompts = Path(settings.prompts[0])
     before = prompts.read_bytes()

@@ -23,7 +23,7 @@ from specblock_zoo.data.chat import prompt_ids
 from specblock_zoo.data.engines import Answer, AnswerEngine, Question, engine_class
 from specblock_zoo.data.files import check_lines, make_folder
 from specblock_zoo.data.locks import writing
-from specblock_zoo.data.records import checked_messages, is_object, parse_object, read_objects
+from specblock_zoo.data.records import checked_messages, is_object, objects_of, read_objects
 from specblock_zoo.data.settings import DTYPES, check_device
 from specblock_zoo.errors import BadRecordError, ConfigurationError, EmptyDataError
 from specblock_zoo.targets.local import fast_dtype, load_target
@@ -164,7 +164,8 @@ def answered_ids(out: Path, target: str | None = None) -> set[str]:
     """Ids of a file's records; a last line that a killed run left unfinished is cut off, once the others are checked.
 
     Raises:
-        BadRecordError: another line is no record, file and line are named; or the last one is no part of one.
+        BadRecordError: another line is no record or repeats an id, file and line are named; or the last one is no part
+            of a record.
         ConfigurationError: a record names another target than this one.
     """
     if not out.exists():
@@ -174,25 +175,21 @@ def answered_ids(out: Path, target: str | None = None) -> set[str]:
     is_whole = not last or is_object(last)
     if not is_whole and not (last.startswith(BEGINNING) or BEGINNING.startswith(last)):
         raise BadRecordError(f"{out}: the last line is no record that was cut off.", "Give another --out.")
-    lines = content.splitlines() if is_whole else content.splitlines()[:-1]
-    found: set[str] = set()
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        fields = parse_object(line, f"{out}:{number}")
+    whole = content if is_whole else content.removesuffix(last)
+    found: dict[str, str] = {}
+    for where, fields in objects_of(enumerate(whole.split(b"\n"), start=1), out, found):
         if target is not None and fields.get("target", target) != target:
             raise ConfigurationError(
-                f"{out}:{number}: answered by {fields['target']!r}; --target is {target!r}.",
+                f"{where}: answered by {fields['target']!r}; --target is {target!r}.",
                 "Give another --out: a drafter learns one target.",
             )
-        found.add(fields["id"])
     with out.open("r+b") as stream:
         if not is_whole:
-            stream.truncate(len(content) - len(last))
+            stream.truncate(len(whole))
         elif last:
             stream.seek(0, os.SEEK_END)
             stream.write(b"\n")
-    return found
+    return set(found)
 
 
 def as_line(prompt: Prompt, answer: Answer, target: str) -> str:

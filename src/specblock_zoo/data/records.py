@@ -163,20 +163,32 @@ def read_objects(paths: Sequence[Path], on_bad: Refusal = refuse) -> Iterator[tu
     seen: dict[str, str] = {}
     for path in paths:
         before = len(seen)
-        for number, line in _lines(path):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                fields = parse_object(line, where)
-                _check_new(fields["id"], where, seen)
-            except BadRecordError as error:
-                on_bad(error)
-                continue
-            seen[fields["id"]] = where
-            yield where, fields
+        yield from objects_of(_lines(path), path, seen, on_bad)
         if len(seen) == before:
             raise EmptyDataError(f"{path} holds no record; at least one is needed.", "Give a file with records.")
+
+
+def objects_of(
+    lines: Iterable[tuple[int, bytes]], path: Path, seen: dict[str, str], on_bad: Refusal = refuse
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """File and line, and JSON object, of every numbered line; see `read_objects`.
+
+    Args:
+        path: the lines' file, for errors.
+        seen: where each id was used before; receives those of these lines.
+    """
+    for number, line in lines:
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            fields = parse_object(line, where)
+            _check_new(fields["id"], where, seen)
+        except BadRecordError as error:
+            on_bad(error)
+            continue
+        seen[fields["id"]] = where
+        yield where, fields
 
 
 def read_records(paths: Sequence[Path], on_bad: Refusal = refuse) -> Iterator[AnswerRecord]:

@@ -8,7 +8,7 @@ since what is added is masked, dropped or the same again.
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,7 +22,7 @@ from specblock_zoo.inference.cache import FIRST_CAPACITY, DrafterCache, Pairs
 from specblock_zoo.models.base import Drafter
 from specblock_zoo.models.pretrained import PretrainedDrafter
 from specblock_zoo.structures import FINAL_NORM, BranchMemory, BranchOutput, ContextOutput, KeyValues
-from specblock_zoo.targets.capture import registering
+from specblock_zoo.targets.capture import hooked
 
 ROWS, PAIRS, TOKENS = (4, 16, 64), (8, 16, 24, 32), (8, 16, 32, 64, 128)
 """Start nodes of a block, pairs of a refresh and tokens of a verify forward are filled up to these. Starts and pairs
@@ -60,11 +60,7 @@ class CompiledTarget:
     def __call__(self, **inputs: Any) -> tuple[Tensor, Tensor]:
         """Logits `[1, tokens, vocab]` and features `[1, tokens, taps * hidden]`."""
         self._caller = threading.get_ident()
-        with ExitStack() as stack:
-            with registering:
-                handles = [layer.register_forward_hook(record) for layer, record in self._hooks]
-            for handle in handles:
-                stack.callback(handle.remove)
+        with hooked(self._hooks):
             logits, features = self._run(inputs)
         return logits, features
 

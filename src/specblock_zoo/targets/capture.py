@@ -6,7 +6,7 @@ go with the forward: transformers' own recorder leaves hooks behind, and a targe
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,7 +21,7 @@ from specblock_zoo.targets.base import check_tap_layers
 
 _states: ContextVar[dict[int, Tensor] | None] = ContextVar("states", default=None)
 # torch numbers hooks without a lock; two with one number would remove each other.
-registering = threading.Lock()
+_registering = threading.Lock()
 
 
 def _recorder(index: int) -> Callable[..., None]:
@@ -35,19 +35,29 @@ def _recorder(index: int) -> Callable[..., None]:
 
 
 @contextmanager
+def hooked(hooks: Sequence[tuple[nn.Module, Callable[..., None]]]) -> Iterator[None]:
+    """Modules call their hooks after each forward inside, in whatever thread."""
+    with _registering:
+        handles = [module.register_forward_hook(hook) for module, hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def _recorded(model: PreTrainedModel, layers: Sequence[int], want_last_hidden: bool) -> Iterator[dict[int, Tensor]]:
     """Outputs of decoder layers, and of the norm after them under `FINAL_NORM`, for the forwards inside."""
     decoder, store = model.get_decoder(), dict[int, Tensor]()
     wanted = {*layers, FINAL_NORM} if want_last_hidden else set(layers)
     modules = {layer: decoder.norm if layer == FINAL_NORM else decoder.layers[layer] for layer in wanted}
     token = _states.set(store)
-    with ExitStack() as stack:
-        stack.callback(_states.reset, token)
-        with registering:
-            handles = [module.register_forward_hook(_recorder(index)) for index, module in modules.items()]
-        for handle in handles:
-            stack.callback(handle.remove)
-        yield store
+    try:
+        with hooked([(module, _recorder(index)) for index, module in modules.items()]):
+            yield store
+    finally:
+        _states.reset(token)
 
 
 def _side_by_side(states: Sequence[Tensor]) -> Tensor:

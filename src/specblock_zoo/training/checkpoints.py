@@ -39,12 +39,7 @@ def newest_last(trainer: Mapping[str, Any]) -> Path | None:
     Args:
         trainer: the trainer's options as parsed: `logger`, `callbacks`, `default_root_dir`.
     """
-    found = [
-        file
-        for folder, versions in _folders(trainer)
-        for place in (folder.glob(versions) if versions else [folder])
-        for file in place.glob("last*.ckpt")
-    ]
+    found = [file for folder, versions in _folders(trainer) for file in folder.glob(f"{versions}last*.ckpt")]
     return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
 
 
@@ -54,7 +49,7 @@ def places_of_last(trainer: Mapping[str, Any]) -> list[str]:
 
 
 def _folders(trainer: Mapping[str, Any]) -> Iterable[tuple[Path, str]]:
-    """Folders of checkpoints, each with the pattern of the folders in it that are meant, or nothing for itself."""
+    """Folders of checkpoints, each with the pattern of the folders in it that are meant and a slash, or nothing."""
     for callback in _listed(trainer.get("callbacks")):
         if folder := _arguments(callback).get("dirpath"):
             yield Path(folder), ""
@@ -66,7 +61,7 @@ def _folders(trainer: Mapping[str, Any]) -> Iterable[tuple[Path, str]]:
     for logger in _listed(True if trainer.get("logger") is None else trainer["logger"]):
         named = _arguments(logger)
         save_dir = Path(named.get("save_dir") or root)
-        yield save_dir / str(named.get("name") or "lightning_logs"), "*/checkpoints"
+        yield save_dir / str(named.get("name") or "lightning_logs"), "*/checkpoints/"
 
 
 def _listed(value: Any) -> list[Any]:

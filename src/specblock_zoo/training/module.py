@@ -235,8 +235,6 @@ class DrafterModule(LightningModule):
 
     def _new_drafter(self, target: PreTrainedModel, data: FeatureDataModule, vocab: VocabMap) -> PretrainedDrafter:
         manifest = data.manifest
-        if self.initialise not in ("target", "scratch") and self.stored_config is None:
-            return self._stored_drafter(Path(self.initialise))
         facts = {
             "tap_layers": list(manifest.fingerprint.tap_layers),
             "draft_vocab_size": len(vocab.d2t),
@@ -246,8 +244,10 @@ class DrafterModule(LightningModule):
             "tokenizer_hash": manifest.fingerprint.tokenizer_sha256,
             "vocab_coverage": vocab.coverage,
         }
-        if self.initialise in ("target", "scratch") or self.stored_config is None:
+        if self.initialise in ("target", "scratch"):
             config = drafter_config(target.config, facts, self.drafter_options)
+        elif self.stored_config is None:
+            return self._stored_drafter(Path(self.initialise))
         else:
             # Sized by the cache, so that another one is refused in words when the checkpoint is loaded.
             sizes = {name: facts[name] for name in ("tap_layers", "draft_vocab_size")}
